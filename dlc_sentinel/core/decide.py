@@ -1,0 +1,435 @@
+"""What to send, and whether it helped. Counts in steps only, so that a replay decides alike.
+
+Rule (a): LAG is below its threshold now -> RESYNC. Rule (b): STALE_ENGINE is suspected -> one RESYNC with a cache reset.
+After a command nothing of its kind follows until rows of the acknowledged version were trained on (PENDING); its effect
+is judged on those rows by the total, since lag by label is near zero even when nothing was delivered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.detect import Finding, Findings
+from dlc_sentinel.core.diagnose import Candidate, View, at_floor, lag_level, wants_drop
+from dlc_sentinel.core.facts import StepFacts, no_nan
+from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
+
+FLAG_STEPS, FLAGS_NEEDED = 3, 2
+CALM_NATS_FACTOR = 2.0
+HISTORY = 200
+QUEUE_ROUNDS = 2
+CHATTY_STEPS, CHATTY_RATE = 200, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing the decider did: a command issued, an outcome, a breaker, a note."""
+
+    kind: str
+    text: str
+    command: Command | None = None
+    sent: bool = False
+    outcome: str = ""
+    version: int = UNKNOWN_VERSION
+
+
+@dataclass(slots=True)
+class Pending:
+    """A RESYNC whose effect is not yet known."""
+
+    id: str
+    rule: str
+    action: str
+    issued_step: int
+    expires_step: int
+    issued_version: int
+    acked_version: int = UNKNOWN_VERSION
+    acked_step: int = -1
+    tokens: int = 0
+    groups: int = 0
+    first: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Version -> (tokens, sum of squares of total) over first updates of rows at or after the acknowledged version,
+    at the youngest age they were seen with."""
+    youngest_age: int = -1
+
+
+@dataclass(slots=True)
+class State:
+    """All that the decider remembers; plain, for the state file."""
+
+    num_commands: int = 0
+    steps_with_data: int = 0
+    flags: list[tuple[int, int]] = field(default_factory=list)
+    """(step, lag level) of the last steps that count."""
+    pending: Pending | None = None
+    drain_version: int = UNKNOWN_VERSION
+    drain_until: int = -1
+    count_after: int = -1
+    """Steps up to this one are neither counted nor pooled."""
+    last_sent_step: int = -(10**9)
+    sent_steps: list[int] = field(default_factory=list)
+    blocked: bool = False
+    """The trainer refused, or mode is observe: no further RESYNC of rule (a) until the finding has closed."""
+    calm_total: dict[str, list[float]] = field(default_factory=dict)
+    """age -> rms of total of first updates while the engine was not suspected."""
+    resync_without_effect: bool = False
+    stale_tried: bool = False
+    stale_refuted: bool = False
+    stale_proven: bool = False
+    queue_rounds: int = 0
+    last_drop: tuple[int, int] = (-1, 0)
+    """(step at which a drop_stale took effect, age of the oldest rows before it)."""
+    fails_in_row: int = 0
+    breaker_open: bool = False
+    abort_issued: bool = False
+    chatty_said: bool = False
+    displacement_nats: float = 0.0
+    """Sum of the trainer's own reported movement since the engine was last at its floor."""
+    no_rows_since: int = -1
+
+
+class Decider:
+    """The acting half of one run's monitor."""
+
+    def __init__(self, config: Config, run: str) -> None:
+        self._config = config
+        self._run = run
+        self.state = State()
+
+    # -- what the rules may know -------------------------------------------------------------------------------------
+
+    @property
+    def pool_after_step(self) -> int:
+        return self.state.count_after
+
+    def view(self) -> View:
+        s = self.state
+        return View(
+            self._config,
+            resync_without_effect=s.resync_without_effect,
+            resync_pending=s.pending is not None,
+            stale_refuted=s.stale_refuted,
+            stale_proven=s.stale_proven,
+            hopeless_queue=s.queue_rounds >= QUEUE_ROUNDS,
+        )
+
+    def held(self) -> tuple[str, ...]:
+        """Verdicts for which the present steps count for nothing."""
+        return ("LAG", "STALE_ENGINE") if self.state.pending is not None else ()
+
+    def still(self, facts: StepFacts) -> tuple[str, ...]:
+        """Verdicts that this step may not help to close."""
+        return ("LAG",) if not facts.action_ess > self._config.ess.closed else ()
+
+    # -- a step closed -----------------------------------------------------------------------------------------------
+
+    def before_rules(self, facts: StepFacts) -> list[Decision]:
+        """Judges what is pending; call with each step that has data, before the rules are asked."""
+        s = self.state
+        s.steps_with_data += 1
+        self._remember(facts)
+        if s.pending is None:
+            return []
+        if s.pending.acked_version == UNKNOWN_VERSION:
+            if facts.step <= s.pending.expires_step:
+                return []
+            text = f"{s.pending.id}: no answer within {self._config.act.ttl_steps} steps; is the hook's poll() called?"
+            command_id = s.pending.id
+            self._end_pending(facts.step)
+            return [Decision("outcome", text, outcome="expired", command=_named(command_id, self._run))]
+        return self._judge(facts, s.pending)
+
+    def after_rules(self, facts: StepFacts, findings: Findings) -> list[Decision]:
+        """Decides, once the findings of the step are known."""
+        s = self.state
+        level = lag_level(facts, self._config)
+        done: list[Decision] = []
+        if findings.get("LAG") is None and not level:
+            s.blocked, s.queue_rounds = False, 0
+        if s.pending is None and facts.step > s.count_after:
+            s.flags = [*s.flags, (facts.step, level)][-FLAG_STEPS:]
+        abort = self._abort(facts, findings)
+        if abort is not None:
+            return [abort]
+        stale = findings.get("STALE_ENGINE")
+        if s.pending is not None or self._too_early(facts) or s.breaker_open or s.abort_issued:
+            return done
+        if stale is not None and stale.state == "suspected" and not s.stale_tried:
+            s.stale_tried = True
+            stale.acted = self._sends
+            done.append(self._resync(facts, "b", "sync_weights", stale, reset_cache=True))
+        elif stale is None and self._lag_due(facts, level):
+            done += self._lag_resync(facts, findings)
+        return done
+
+    def _lag_due(self, facts: StepFacts, level: int) -> bool:
+        s = self.state
+        if not level or s.blocked or s.queue_rounds >= QUEUE_ROUNDS:
+            return False
+        if s.drain_version != UNKNOWN_VERSION:
+            drained = facts.older_share(s.drain_version) < self._config.act.drained
+            if not drained and facts.step <= s.drain_until:
+                return False
+            s.drain_version = UNKNOWN_VERSION
+        if level == 2 and facts.action_enough:
+            return True
+        return sum(past >= (1 if facts.action_enough else 2) for _, past in s.flags) >= FLAGS_NEEDED
+
+    def _lag_resync(self, facts: StepFacts, findings: Findings) -> list[Decision]:
+        s = self.state
+        finding = findings.get("LAG")
+        action: Action = "drop_stale" if wants_drop(facts, self._config) else "sync_weights"
+        if action == "drop_stale" and s.last_drop[0] >= 0:
+            soon = facts.step <= s.last_drop[0] + s.last_drop[1] + FLAG_STEPS
+            s.queue_rounds = s.queue_rounds + 1 if soon else 0
+            if s.queue_rounds >= QUEUE_ROUNDS:
+                text = (
+                    f"drop_stale is due again after {facts.step - s.last_drop[0]} steps, within the queue's depth of "
+                    f"{s.last_drop[1]}: no further RESYNC; shorten the queue or lower the learning rate"
+                )
+                return [Decision("note", text)]
+        if finding is not None:
+            finding.acted = self._sends
+        return [self._resync(facts, "a", action, finding)]
+
+    def _resync(
+        self, facts: StepFacts, rule: str, action: Action, finding: Finding | None, *, reset_cache: bool = False
+    ) -> Decision:
+        s, act = self.state, self._config.act
+        horizon = self._config.ess.horizon
+        if rule == "a":
+            low = facts.action_ess
+            reason = f"lag ESS_{horizon} {low:.2f} < {self._config.ess.threshold:g} at step {facts.step}"
+        else:
+            reason = f"rows labelled current are {facts.current.rms:.3g} nats off, floor {facts.floor_rms:.2g}"
+        command = Command(
+            id=self._next_id("RESYNC"), run=self._run, kind="RESYNC", action=action, reset_cache=reset_cache,
+            reason=reason, evidence=dict(finding.evidence) if finding else {f"lag_ess_{horizon}": facts.action_ess},
+            issued_step=facts.step, not_before_step=facts.step, expires_step=facts.step + act.ttl_steps,
+            version_at_least=facts.version,
+        )  # fmt: skip
+        s.last_sent_step = facts.step
+        s.sent_steps = [step for step in s.sent_steps if step > facts.step - CHATTY_STEPS] + [facts.step]
+        if self._sends:
+            s.pending = Pending(command.id, rule, action, facts.step, command.expires_step, facts.version)
+            s.last_drop = (s.last_drop[0], int(facts.age_max) if facts.age_max >= 0 else 0)
+        else:
+            s.blocked = True
+        return Decision("command", f"RESYNC {action}: {reason}", command, sent=self._sends)
+
+    @property
+    def _sends(self) -> bool:
+        return self._config.act.mode != "observe"
+
+    def _too_early(self, facts: StepFacts) -> bool:
+        act, s = self._config.act, self.state
+        return s.steps_with_data <= act.warmup_steps or facts.step < s.last_sent_step + act.min_interval_steps
+
+    def _abort(self, facts: StepFacts, findings: Findings) -> Decision | None:
+        s = self.state
+        due = abort_due(findings.items)
+        if due is None or s.abort_issued:
+            return None
+        s.abort_issued = True
+        due.acted = self._config.act.mode == "abort"
+        reason = f"{due.verdict} {due.kind} since step {due.since_step}"
+        command = Command(
+            id=self._next_id("ABORT"), run=self._run, kind="ABORT", reason=reason, evidence=dict(due.evidence),
+            issued_step=facts.step, not_before_step=facts.step, expires_step=facts.step + self._config.act.ttl_steps,
+        )  # fmt: skip
+        return Decision("command", f"ABORT: {reason}", command, sent=due.acted)
+
+    def _next_id(self, kind: str) -> str:
+        self.state.num_commands += 1
+        return f"{self._run}-{kind}-{self.state.num_commands:04d}"
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def ack(self, ack: Ack) -> list[Decision]:
+        """Takes the trainer's answer. An answer to nothing pending is only reported."""
+        s = self.state
+        text = f"{ack.command_id}: {ack.outcome}" + (f" at version {ack.version}" if ack.version >= 0 else "")
+        text += f" ({ack.reason})" if ack.reason else ""
+        if s.pending is not None and s.pending.id == ack.command_id:
+            if ack.outcome == "applied":
+                self._delivered(ack.version, ack.step)
+            else:
+                s.blocked = s.blocked or ack.outcome == "refused"
+                self._end_pending(ack.step)
+        return [Decision("outcome", text, _named(ack.command_id, self._run), outcome=ack.outcome, version=ack.version)]
+
+    def synced(self, version: int, step: int) -> None:
+        """Weights newer than those the command was issued at were delivered: stands in for an ack that never came."""
+        s = self.state
+        if s.pending is not None and s.pending.acked_version == UNKNOWN_VERSION and version > s.pending.issued_version:
+            self._delivered(version, step)
+
+    def _delivered(self, version: int, step: int) -> None:
+        pending = self.state.pending
+        assert pending is not None
+        pending.acked_version = version if version != UNKNOWN_VERSION else pending.issued_version + 1
+        pending.acked_step = max(step, pending.issued_step)
+
+    # -- the effect --------------------------------------------------------------------------------------------------
+
+    def _remember(self, facts: StepFacts) -> None:
+        s = self.state
+        moved = facts.scalars.get("displacement_nats", math.nan)
+        if at_floor(facts):
+            s.displacement_nats = 0.0
+            s.no_rows_since = -1
+        if not math.isnan(moved):
+            s.displacement_nats += moved
+        if s.pending is not None or not at_floor(facts):
+            return
+        for age, (num, rms) in facts.total_first.items():
+            if num:
+                s.calm_total[age] = [*s.calm_total.get(age, []), rms][-HISTORY:]
+        if facts.current.num and facts.step > s.count_after + FLAG_STEPS:
+            s.stale_tried = s.resync_without_effect = s.stale_refuted = s.stale_proven = False
+
+    def _judge(self, facts: StepFacts, pending: Pending) -> list[Decision]:
+        act = self._config.act
+        tokens, groups = facts.tokens_since(pending.acked_version)
+        pending.tokens += tokens
+        pending.groups += groups
+        self._gather(facts, pending)
+        if pending.tokens < act.pending_tokens or pending.groups < act.pending_groups:
+            if facts.step - pending.acked_step <= act.pending_steps:
+                return []
+            self.state.no_rows_since = pending.acked_step
+            self._end_pending(facts.step)
+            return [
+                Decision(
+                    "note", f"{pending.id}: no row of version {pending.acked_version} after {act.pending_steps} steps"
+                )
+            ]
+        self._end_pending(facts.step, drain_version=pending.acked_version)
+        if pending.action == "drop_stale":
+            self.state.last_drop = (facts.step, self.state.last_drop[1])
+        total, limit = self._total_and_limit(facts, pending)
+        down = pending.youngest_age != 0 or math.isnan(total) or total <= limit
+        return [self._down(pending, total, limit) if down else self._not_down(facts, pending, total, limit)]
+
+    def _gather(self, facts: StepFacts, pending: Pending) -> None:
+        """Totals of the new rows at the youngest age they are seen with."""
+        new = {
+            int(age): pair
+            for age, pair in facts.total_first.items()
+            if facts.version - int(age) >= pending.acked_version
+        }
+        if not new:
+            return
+        youngest = min(new)
+        if pending.youngest_age not in (-1, youngest):
+            if youngest > pending.youngest_age:
+                return
+            pending.first = {}
+        pending.youngest_age = youngest
+        num, rms = new[youngest]
+        pending.first[str(facts.step)] = (num, rms * rms * num)
+
+    def _total_and_limit(self, facts: StepFacts, pending: Pending) -> tuple[float, float]:
+        num = sum(n for n, _ in pending.first.values())
+        total = math.sqrt(sum(ss for _, ss in pending.first.values()) / num) if num else math.nan
+        calm = self.state.calm_total.get(str(pending.youngest_age), [])
+        if calm:
+            # numerics below a tenth of the floor are all alike: an engine exact to 1e-6 must not fail at 2e-6
+            return total, max(self._config.act.effect_factor * median(calm), 0.1 * facts.floor_rms)
+        return total, CALM_NATS_FACTOR * facts.floor_rms
+
+    def _down(self, pending: Pending, total: float, limit: float) -> Decision:
+        s = self.state
+        s.fails_in_row = 0
+        s.resync_without_effect = False
+        if pending.rule == "b":
+            s.stale_tried = False
+        if pending.youngest_age == 0 and not math.isnan(total):
+            text = f"{pending.id}: worked, total rms {total:.3g} <= {limit:.3g} nats on new rows"
+        else:
+            text = f"{pending.id}: delivered, rows of version {pending.acked_version} arrived"
+        return Decision("effect", text, outcome="worked")
+
+    def _not_down(self, facts: StepFacts, pending: Pending, total: float, limit: float) -> Decision:
+        s = self.state
+        s.fails_in_row += 1
+        if pending.rule == "a":
+            s.resync_without_effect = True
+        else:
+            s.stale_proven = facts.repeated_checksum or self._explained_by_movement(total)
+            s.stale_refuted = not s.stale_proven
+        text = f"{pending.id}: no effect, total rms {total:.3g} > {limit:.3g} nats on new rows"
+        if s.fails_in_row >= self._config.act.breaker:
+            s.breaker_open = True
+            text += f"; {s.fails_in_row} in a row: breaker open, `dlc-sentinel actions reset` closes it"
+        return Decision("breaker" if s.breaker_open else "effect", text, outcome="failed")
+
+    def _explained_by_movement(self, total: float) -> bool:
+        moved = self.state.displacement_nats
+        factor = self._config.act.effect_factor
+        return moved > 0 and total / factor <= moved <= total * factor
+
+    def _end_pending(self, step: int, *, drain_version: int = UNKNOWN_VERSION) -> None:
+        s = self.state
+        s.pending = None
+        s.flags = []
+        s.count_after = step
+        s.drain_version = drain_version
+        s.drain_until = step + self._config.act.pending_steps
+
+    def chatty(self, facts: StepFacts) -> Decision | None:
+        """Advice, once, when RESYNC is sent in more than a quarter of 200 steps."""
+        s = self.state
+        if s.chatty_said or len(s.sent_steps) <= CHATTY_RATE * CHATTY_STEPS:
+            return None
+        s.chatty_said = True
+        text = f"{len(s.sent_steps)} RESYNCs in {CHATTY_STEPS} steps: lower the learning rate, or sync on a period"
+        return Decision("note", text)
+
+    def blind(self, facts: StepFacts) -> list[Candidate]:
+        """BLIND while no row of an acknowledged version has come."""
+        since = self.state.no_rows_since
+        if since < 0:
+            return []
+        advice = "The engine acknowledged new weights but no row generated by them was trained: is the queue consumed?"
+        return [Candidate("BLIND", "no_rows_of_acknowledged_version", 0.9, advice, {"since_step": since}, since)]
+
+    def reset_breaker(self) -> None:
+        self.state.breaker_open = False
+        self.state.fails_in_row = 0
+
+    # -- state file --------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> Json:
+        return no_nan(asdict(self.state))
+
+    def load(self, tree: Mapping[str, Json]) -> None:
+        kept = dict(tree)
+        pending = kept.pop("pending", None)
+        flags = [(int(a), int(b)) for a, b in kept.pop("flags", [])]
+        last_drop = tuple(kept.pop("last_drop", (-1, 0)))
+        self.state = replace(State(**kept), flags=flags, last_drop=(int(last_drop[0]), int(last_drop[1])))
+        if pending is not None:
+            first = {version: (int(n), float(ss)) for version, (n, ss) in pending.pop("first", {}).items()}
+            self.state.pending = Pending(**pending, first=first)
+
+
+def abort_due(findings: Sequence[Finding]) -> Finding | None:
+    """The finding for which an ABORT is due: a proven STALE_ENGINE, a catastrophic DATA or ENGINE."""
+    for finding in sorted(findings, key=lambda f: f.rank):
+        if finding.state in ("closed", "superseded") and not finding.acted:
+            continue
+        if finding.verdict == "STALE_ENGINE" and finding.state == "confirmed":
+            return finding
+        if finding.verdict in ("DATA", "ENGINE") and finding.catastrophic:
+            return finding
+    return None
+
+
+def _named(command_id: str, run: str) -> Command:
+    kind = "ABORT" if "-ABORT-" in command_id else "RESYNC"
+    return Command(id=command_id, run=run, kind=kind)  # type: ignore[arg-type]  # one of the two literals

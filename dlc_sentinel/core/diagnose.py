@@ -1,0 +1,319 @@
+"""From a bounded history of step facts to what the newest step points at. Pure; hysteresis and actions come later.
+
+Each rule is one function (history, view) -> candidates. The full set of verdicts has its place in `RULES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.facts import StepFacts, Values
+from dlc_sentinel.records import Json
+
+SEVERITY = (
+    "STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE", "LAG", "LEARNING", "UNWIRED", "BLIND", "HEALTHY",
+)  # fmt: skip
+FAULT_CAUSES = (
+    "non_finite", "positive", "placeholder", "mis_sized", "duplicate", "out_of_order", "unmatched",
+    "restarted_version",
+)  # fmt: skip
+"""Refusals that say the data is wrong; the others (queue_full, join_full, late, oversize) say it was lost."""
+
+ABOVE_FLOOR = 3.0
+MIN_ENGINE_NATS = 0.02
+CATASTROPHE_FLOOR, CATASTROPHE_NATS = 5.0, 0.2
+CATASTROPHE_TOKENS = 1000
+CATASTROPHE_CORRELATION = 0.9
+JUMP = 3.0
+"""A catastrophe is there at once; what has grown step by step belongs to the rules for drift."""
+RISING_STEPS = 5
+RISING_PAIRS = 0.8
+RISING_RATIO = 1.1
+RISE_BEGUN = 1.5
+BOUND_SAFE = 0.52
+DATA_SHARE = 0.01
+BLIND_SHARE = 0.5
+CURRENT_TOKENS = 256
+UNWIRED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a rule may know beside the facts: the config, and what the decider has tried so far."""
+
+    config: Config
+    resync_without_effect: bool = False
+    """The last RESYNC of rule (a) was delivered and did not bring the total down."""
+    resync_pending: bool = False
+    """The effect of a RESYNC is not judged yet."""
+    stale_refuted: bool = False
+    """A RESYNC with cache reset changed nothing and nothing proves undelivered weights."""
+    stale_proven: bool = False
+    """... and something does."""
+    hopeless_queue: bool = False
+    """Every drop_stale is due again within the queue's depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one step points at; `at_once` and `catastrophic` need no second step, `suspected` needs a proof by action."""
+
+    verdict: str
+    kind: str
+    confidence: float
+    advice: str
+    evidence: Mapping[str, Json] = field(default_factory=dict)
+    since_step: int = -1
+    catastrophic: bool = False
+    suspected: bool = False
+    at_once: bool = False
+
+
+Rule = Callable[[Sequence[StepFacts], View], list[Candidate]]
+
+
+def diagnose(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    """Candidates of the newest step, most severe first. `history` is oldest first, the newest step included."""
+    if not history or not history[-1].offered_tokens:
+        return []
+    found = [candidate for rule in RULES for candidate in rule(history, view)]
+    return sorted(found, key=lambda c: (not c.catastrophic, SEVERITY.index(c.verdict)))
+
+
+def lag_level(facts: StepFacts, config: Config) -> int:
+    """2 = severe, 1 = below the threshold, 0 = not. A sample too small even when pooled counts only when severe."""
+    ess = facts.action_ess
+    if math.isnan(ess):
+        return 0
+    if ess < config.ess.severe:
+        return 2
+    return 1 if ess < config.ess.threshold and facts.action_enough else 0
+
+
+def healthy(facts: StepFacts, config: Config) -> bool:
+    """True when the step proves that the mismatch is at its floor (it says nothing about learning)."""
+    if facts.num_tokens < config.window.min_tokens:
+        return False
+    return facts.basis in ("exact", "rescored", "calibrated") or facts.bound_ess >= BOUND_SAFE
+
+
+def at_floor(facts: StepFacts) -> bool:
+    """True when the discrepancy of current rows (or of all, where none is current) is not above 3x its floor."""
+    rms = _engine_values(facts).rms
+    return not (rms > ABOVE_FLOOR * facts.floor_rms and rms > MIN_ENGINE_NATS)
+
+
+def _engine_values(facts: StepFacts) -> Values:
+    return facts.current if facts.current.num >= CURRENT_TOKENS else facts.discrepancy
+
+
+def _lag(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    now = history[-1]
+    if not lag_level(now, view.config):
+        return []
+    horizon, low_high = view.config.ess.horizon, now.lag_ess_interval
+    queue = wants_drop(now, view.config)
+    kind = (
+        "queue" if queue else "epochs" if now.age_max == 0 else "feedback" if now.loop_gain_low > 1 else "old_weights"
+    )
+    if view.hopeless_queue and queue:
+        advice = "The queue is as deep as the policy can bear: shorten it or lower the learning rate; no RESYNC helps."
+    elif queue:
+        advice = "The engine is fresh, the rows are old: drop the stale rows (RESYNC drop_stale) or shorten the queue."
+    elif kind == "epochs":
+        advice = "The lag is made inside the step: fewer epochs or mini-batches per batch, or a lower learning rate."
+    else:
+        advice = "Sync the generator now (RESYNC); if this repeats every few steps, sync on a period or lower the lr."
+    evidence = {
+        f"lag_ess_{horizon}": now.action_ess,
+        "interval": list(low_high),
+        "blocks": now.action_blocks,
+        "lag_ess_1": now.lag_ess.get("1", math.nan),
+        "lag_rms_nats": now.lag.rms,
+        "discrepancy_rms_nats": now.discrepancy.rms,
+        "age_mean": now.age_mean,
+        "age_max": now.age_max,
+    }
+    sure = 0.97 if low_high[1] < view.config.ess.threshold else 0.8
+    severe = lag_level(now, view.config) == 2 and now.action_enough
+    return [Candidate("LAG", kind, sure, advice, evidence, at_once=severe)]
+
+
+def wants_drop(facts: StepFacts, config: Config) -> bool:
+    """True when fresh weights would not help: the engine has newer ones than the rows, or the youngest rows are fine."""
+    youngest = max((int(version) for version in facts.by_version), default=-1)
+    if youngest >= 0 and facts.engine_version > youngest:
+        return True
+    several = sum(age.lstrip("-").isdigit() for age in facts.lag_ess_by_age) > 1
+    return several and facts.action_ess_youngest >= config.ess.threshold
+
+
+def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
+    """(step since which the current rows' discrepancy has been rising, ratio last/first), or (-1, nan).
+
+    Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order and the ratio is > 1.1.
+    """
+    seen = [f for f in history if f.current.num >= CURRENT_TOKENS][-(RISING_STEPS + 1) :]
+    if len(seen) <= RISING_STEPS:
+        return -1, math.nan
+    values = [f.current.rms for f in seen]
+    pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
+    ratio = values[-1] / max(values[0], 1e-12)
+    if sum(b > a for a, b in pairs) < RISING_PAIRS * len(pairs) or ratio < RISING_RATIO:
+        return -1, math.nan
+    since = next((f.step for f in seen if f.current.rms > RISE_BEGUN * values[0]), seen[0].step)
+    return since, ratio
+
+
+def _stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    now = history[-1]
+    if view.stale_refuted or now.current.num < CURRENT_TOKENS:
+        return []
+    since, ratio = rising(history)
+    elevated = not at_floor(now)
+    moved = _moved(history)
+    reasons: dict[str, Json] = {}
+    if elevated and since >= 0 and moved:
+        reasons["rising_since_step"] = since
+        reasons["rise_ratio"] = ratio
+    if now.repeated_checksum and now.current.rms > 1.5 * now.floor_rms and moved:
+        reasons["repeated_checksum"] = True
+    if view.resync_without_effect and elevated:
+        reasons["resync_without_effect"] = True
+    if not reasons and not (view.stale_proven and elevated):
+        return []
+    kind = "never_delivered" if now.repeated_checksum else "stale_or_drift"
+    reasons |= {"current_rms_nats": now.current.rms, "floor_rms_nats": now.floor_rms, "tokens": now.current.num}
+    advice = (
+        "The engine does not hold the weights its label names: fix the weight sync before anything else; compare one "
+        "parameter's checksum on both sides. One RESYNC with a cache reset tells stale weights from engine drift."
+    )
+    sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
+    since = since if since >= 0 else now.step
+    return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=not view.stale_proven)]
+
+
+def _moved(history: Sequence[StepFacts]) -> bool:
+    """True unless the learning rate or the gradient norm is known to be 0: then the trainer cannot have moved."""
+    scalars = history[-1].scalars
+    return all(not (scalars[name] == 0.0) for name in ("lr", "grad_norm") if name in scalars)
+
+
+def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    now = history[-1]
+    values = _engine_values(now)
+    if at_floor(now) or view.stale_proven:
+        return []
+    past = [f for f in history[:-1] if _engine_values(f).num]
+    before = _engine_values(past[-1]).rms if past else 0.0
+    at_once = not past or all(not at_floor(f) for f in past) or values.rms > JUMP * before
+    catastrophic = (
+        values.num >= CATASTROPHE_TOKENS
+        and values.rms > max(CATASTROPHE_FLOOR * now.floor_rms, CATASTROPHE_NATS)
+        and at_once
+        and not now.repeated_checksum
+        and not view.stale_refuted
+        and not view.resync_pending
+        and rising(history)[0] < 0
+    )
+    if view.stale_refuted:
+        kind = "drift_or_undelivered"
+    elif rising(history)[0] >= 0 or now.repeated_checksum or view.resync_without_effect or view.resync_pending:
+        return []  # the STALE_ENGINE rule has it until its one RESYNC is judged
+    else:
+        kind = "level"
+    advice = {
+        "drift_or_undelivered": "A RESYNC changed nothing: the engine's numerics drift, or weights still do not arrive. "
+        "Compare one parameter's checksum on both sides: equal = drift (check dtype, kernels, quantisation), else fix the sync.",
+        "level": "Same weights, different numbers: compare dtypes (fp32 head on both sides?), kernels, quantisation and "
+        "sampling settings of engine and trainer; a sync will not help.",
+    }[kind]
+    evidence = {
+        "rms_nats": values.rms,
+        "floor_rms_nats": now.floor_rms,
+        "tokens": values.num,
+        "p99_abs_nats": values.p99_abs,
+    }
+    return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic)]
+
+
+def _data(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    now = history[-1]
+    found = []
+    offered = now.offered_tokens
+    for cause in FAULT_CAUSES:
+        share = now.dropped.get(cause, 0) / offered
+        if share < DATA_SHARE:
+            continue
+        catastrophic = cause == "non_finite" and offered >= CATASTROPHE_TOKENS
+        evidence = {"cause": cause, "tokens": now.dropped[cause], "share": share}
+        found.append(
+            Candidate(
+                "DATA", cause, min(0.6 + share, 0.99), ADVICE_BY_CAUSE[cause], evidence, catastrophic=catastrophic
+            )
+        )
+    past = [f.correlation for f in history[:-1] if f.correlation_tokens >= CATASTROPHE_TOKENS]
+    if now.correlation < CATASTROPHE_CORRELATION and now.correlation_tokens >= CATASTROPHE_TOKENS:
+        if not past or past[-1] > 0.95 or all(c < CATASTROPHE_CORRELATION for c in past):
+            evidence = {
+                "correlation": now.correlation,
+                "tokens": now.correlation_tokens,
+                "rms_nats": now.discrepancy.rms,
+            }
+            advice = "The two streams do not belong to the same tokens: look for a shift by one, swapped rows or a wrong mask."
+            found.append(Candidate("DATA", "streams_disagree", 0.9, advice, evidence, catastrophic=True))
+    return found
+
+
+ADVICE_BY_CAUSE: Mapping[str, str] = {
+    "non_finite": "The engine or trainer writes NaN or infinity: look at near-certain tokens and at dtype overflow.",
+    "positive": "A logprob above 0 is none: are these logits, or probabilities? Check logprobs_mode.",
+    "placeholder": "Fill-in values (-9999 ...) reached the loss: mask them; the engine had no logprob there.",
+    "mis_sized": "Engine and trainer disagree on a response's length: is the hook placed before stop-token trimming?",
+    "duplicate": "The same sequence was sent twice in one update: check the sampler after a resume.",
+    "out_of_order": "Chunks of a sequence arrived in the wrong order or with a hole: frames were lost; see the drops.",
+    "unmatched": "Trainer rows have no rollout, or another one: do both sides use the same ids? A restarted engine?",
+    "restarted_version": "Versions went back: the run was restarted under its old name; use a new DLC_SENTINEL_RUN.",
+}
+
+
+def _unwired(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    recent = [f for f in history if f.num_tokens][-UNWIRED_STEPS:]
+    if len(recent) < UNWIRED_STEPS or not all(
+        f.aged_tokens >= view.config.window.min_tokens and f.aged_moved == 0 and _moved([f]) for f in recent
+    ):
+        return []
+    now = recent[-1]
+    advice = (
+        "Lag is exactly 0 although the rows are old: `old` is a copy of the current logprobs (recomputed or detached), "
+        "not the generator's policy. Send it with old_is='reused', or score at the generator's weights."
+    )
+    evidence = {"tokens": now.aged_tokens, "age_mean": now.age_mean, "steps": UNWIRED_STEPS}
+    return [Candidate("UNWIRED", "lag_always_zero", 0.95, advice, evidence, recent[0].step)]
+
+
+def _blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    now = history[-1]
+    found = []
+    if now.num_tokens < BLIND_SHARE * now.offered_tokens:
+        evidence = {
+            "usable": now.num_tokens,
+            "sent": now.offered_tokens,
+            "dropped": {k: v for k, v in now.dropped.items() if v},
+        }
+        advice = "Fewer than half of the tokens sent could be used: the causes are in the evidence; `dlc-sentinel doctor` helps."
+        found.append(Candidate("BLIND", "unusable_tokens", 0.95, advice, evidence))
+    if now.basis == "mixed" and not now.bound_ess >= BOUND_SAFE:
+        evidence = {"total_ess": now.bound_ess, "age_mean": now.age_mean, "basis": now.basis}
+        advice = (
+            "Lag and discrepancy cannot be told apart: the stack keeps no trainer logprobs at the generator's weights. "
+            "Send `old` with old_version, or score at a kept snapshot."
+        )
+        found.append(Candidate("BLIND", "mixed_basis", 0.8, advice, evidence))
+    return found
+
+
+RULES: tuple[Rule, ...] = (_stale_engine, _data, _engine, _lag, _unwired, _blind)

@@ -1,0 +1,211 @@
+"""What is known about one closed step: the only thing diagnosis and decision see of the tokens.
+
+Plain numbers, so that a state file can hold them: `to_json` and `from_json` are inverse (nan is written as null).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
+
+from dlc_sentinel.maths.bootstrap import GroupSums
+from dlc_sentinel.records import TOKEN_CAUSES, Json
+
+NAN = math.nan
+Basis = Literal["exact", "rescored", "calibrated", "mixed", "none"]
+RUNGS = ("1", "8", "32", "128", "512", "inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Statistics of one log-ratio over a step's tokens, in nats; nan without tokens."""
+
+    mean: float = NAN
+    rms: float = NAN
+    p50_abs: float = NAN
+    p99_abs: float = NAN
+    mean_abs: float = NAN
+    num: int = 0
+
+    def to_public(self) -> dict[str, float]:
+        return {"mean": self.mean, "rms": self.rms, "p50_abs": self.p50_abs, "p99_abs": self.p99_abs}
+
+
+@dataclass(frozen=True, slots=True)
+class Kl:
+    """KL between generator and current policy in nats; full = per trajectory, prefix = per token."""
+
+    gen_now_prefix: float = NAN
+    gen_now_full: float = NAN
+    gen_now_k1: float = NAN
+    now_gen_prefix: float = NAN
+    now_gen_full: float = NAN
+    blind_spot: float = NAN
+    reliability: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    step: int
+    version: int
+    first_update: int = 0
+    last_update: int = 0
+    basis: Basis = "none"
+    num_tokens: int = 0
+    """Usable tokens: current and engine logprob present, unmasked, finite."""
+    num_groups: int = 0
+    num_rows: int = 0
+    num_blocks: Mapping[str, int] = field(default_factory=dict)
+    age_mean: float = NAN
+    age_max: float = NAN
+    num_unknown_age: int = 0
+    num_negative_age: int = 0
+    lag_ess: Mapping[str, float] = field(default_factory=dict)
+    lag_ess_interval: tuple[float, float] = (NAN, NAN)
+    lag_ess_by_age: Mapping[str, float] = field(default_factory=dict)
+    half_horizon: float = NAN
+    """inf = every rung that is covered holds one half."""
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    action_ess: float = NAN
+    """ESS_h* that the rules use: this step's, or pooled with steps before it where it is small."""
+    action_blocks: int = 0
+    action_enough: bool = False
+    """False: fewer than `window.min_blocks` blocks even when pooled; only the severe rule may use the value."""
+    bound_ess: float = NAN
+    """ESS_h* with the total ratio on rows whose lag is unknown: a nearly safe lower bound."""
+    action_ess_youngest: float = NAN
+    """ESS_h* of the youngest age present."""
+    discrepancy: Values = Values()
+    lag: Values = Values()
+    total: Values = Values()
+    stale_kv: Values = Values()
+    current: Values = Values()
+    """Discrepancy of rows labelled current (age 0)."""
+    total_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """age -> (tokens, rms of total) in the step's first update."""
+    by_version: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Generator version -> (tokens, groups) trained on."""
+    aged_tokens: int = 0
+    """Tokens with age > 0 and an exact basis ..."""
+    aged_moved: int = 0
+    """... and those of them whose lag is not exactly 0."""
+    correlation: float = NAN
+    """Of engine and trainer logprobs at equal weights, on tokens with engine logp < -0.05."""
+    correlation_tokens: int = 0
+    kl: Kl = Kl()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    copied_from: str = ""
+    """"engine" or "current": what `old` turned out to be a bit copy of."""
+    repeated_checksum: bool = False
+    """The payload delivered for the newest version was the one of an older version."""
+    engine_version: int = -1
+    """Newest version known to be in the engine."""
+    floor_rms: float = NAN
+    floor_mean_abs: float = NAN
+    loop_gain: float = NAN
+    loop_gain_low: float = NAN
+    forecast: tuple[float, float, float] = (NAN, NAN, NAN)
+
+    @property
+    def offered_tokens(self) -> int:
+        """Tokens the producers sent for this step, usable or not."""
+        return self.num_tokens + sum(self.dropped.values())
+
+    def tokens_since(self, version: int) -> tuple[int, int]:
+        """(tokens, groups) of this step that were generated at or after `version`."""
+        newer = [pair for key, pair in self.by_version.items() if int(key) >= version]
+        return sum(n for n, _ in newer), sum(g for _, g in newer)
+
+    def older_share(self, version: int) -> float:
+        """Share of the tokens with a known version that are older than `version`; 0 when no version is known."""
+        known = {int(key): n for key, (n, _) in self.by_version.items() if int(key) >= 0}
+        return sum(n for v, n in known.items() if v < version) / max(sum(known.values()), 1)
+
+    def to_public(self) -> dict[str, Json]:
+        """The step object of the file format; nan as None."""
+        half = "inf" if math.isinf(self.half_horizon) else self.half_horizon
+        low, mid, high = self.forecast
+        tree = {
+            "step": self.step,
+            "version": self.version,
+            "updates": [self.first_update, self.last_update],
+            "basis": self.basis,
+            "num_tokens": self.num_tokens,
+            "num_groups": self.num_groups,
+            "num_blocks": {rung: self.num_blocks.get(rung, 0) for rung in RUNGS},
+            "version_age": {"mean": self.age_mean, "max": self.age_max},
+            "lag_ess": {rung: self.lag_ess.get(rung, NAN) for rung in RUNGS},
+            "lag_ess_interval": list(self.lag_ess_interval),
+            "lag_ess_by_age": dict(self.lag_ess_by_age),
+            "half_horizon": half,
+            "coverage": {rung: self.coverage.get(rung, NAN) for rung in RUNGS},
+            "discrepancy": self.discrepancy.to_public(),
+            "lag": self.lag.to_public(),
+            "total": self.total.to_public(),
+            "stale_kv": self.stale_kv.to_public() if self.stale_kv.num else None,
+            "floor": {"rms": self.floor_rms, "mean_abs": self.floor_mean_abs},
+            "loop_gain": self.loop_gain,
+            "forecast_steps": {"low": low, "mid": mid, "high": high},
+            "kl": asdict(self.kl),
+            "dropped": {cause: self.dropped.get(cause, 0) for cause in TOKEN_CAUSES},
+        }
+        public = no_nan(tree)
+        assert isinstance(public, dict)
+        return public
+
+    def to_json(self) -> dict[str, Json]:
+        tree = no_nan(asdict(self))
+        assert isinstance(tree, dict)
+        return tree
+
+
+def from_json(tree: Mapping[str, Json]) -> StepFacts:
+    """The facts that `to_json` wrote."""
+    kept: dict[str, Json] = {}
+    for entry in fields(StepFacts):
+        if entry.name not in tree:
+            continue
+        value = _to_nan(tree[entry.name])
+        if entry.name in ("discrepancy", "lag", "total", "stale_kv", "current"):
+            value = Values(**value)
+        elif entry.name == "kl":
+            value = Kl(**value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        elif isinstance(value, dict):
+            value = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+        kept[entry.name] = value
+    return StepFacts(**kept)
+
+
+def no_nan(value: Json) -> Json:
+    """The same tree with every non-finite number as None ("inf" where infinity means something is the caller's)."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): no_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [no_nan(item) for item in value]
+    return value
+
+
+def _to_nan(value: Json) -> Json:
+    if value is None:
+        return NAN
+    if isinstance(value, dict):
+        return {key: _to_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_to_nan(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStep:
+    """A step's facts with the sums that a later small step may be pooled with."""
+
+    facts: StepFacts
+    sums: GroupSums
+    bound_sums: GroupSums

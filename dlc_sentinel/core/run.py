@@ -1,0 +1,417 @@
+"""The path of one run; see `monitor`. Holds the state machines and passes each record along them.
+
+Over 300 lines because it is the one place where they all meet; every rule and every number lives in the part it calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.decide import Decider, abort_due
+from dlc_sentinel.core.detect import Finding, Findings
+from dlc_sentinel.core.diagnose import diagnose, healthy
+from dlc_sentinel.core.facts import ClosedStep, StepFacts, from_json
+from dlc_sentinel.core.floors import Floors
+from dlc_sentinel.core.join import Join
+from dlc_sentinel.core.ledger import SHOWN, Ledger
+from dlc_sentinel.core.producers import Producer, Producers
+from dlc_sentinel.core.trend import with_trend
+from dlc_sentinel.core.window import StepWindow
+from dlc_sentinel.maths.bootstrap import GroupSums
+from dlc_sentinel.records import (
+    UNKNOWN_VERSION,
+    Ack,
+    Bye,
+    Event,
+    Heartbeat,
+    Hello,
+    Json,
+    Record,
+    Rollout,
+    RunSnapshot,
+    Scalars,
+    Synced,
+    Train,
+)  # fmt: skip
+
+HISTORY = 64
+"""Closed steps the rules look back on."""
+SHOWN_STEPS = 512
+GRACE_TICKS = 2
+"""Ticks that a step which some trainers have ended waits for the others, and for late rollouts."""
+AHEAD_STEPS = 2
+"""A producer this many steps ahead means that nobody will come back for the older step."""
+
+
+class RunMonitor:
+    """All that is known of one run."""
+
+    def __init__(self, run: str, config: Config, keep_steps: int | None, replaying: bool) -> None:
+        self.run = run
+        self._config = config
+        self._replaying = replaying
+        self._join = Join(self._refuse, max_bytes=config.join.max_bytes, max_age_steps=config.join.max_age_steps)
+        self._producers = Producers()
+        self._floors = Floors(config.floor)
+        self._findings = Findings()
+        self._decider = Decider(config, run)
+        self._windows: dict[int, StepWindow] = {}
+        self._ended_ticks: dict[int, int] = {}
+        self._closed: deque[ClosedStep] = deque(maxlen=HISTORY)
+        self._steps: deque[dict[str, Json]] = deque(maxlen=keep_steps)
+        self._ledger = Ledger(run)
+        self._last_closed = -1
+        self._newest_version = UNKNOWN_VERSION
+        self._engine_version = UNKNOWN_VERSION
+        self._checksums: dict[str, tuple[int, str]] = {}
+        self._repeated_checksum = False
+        self._model_name = ""
+        self._engines: set[str] = set()
+        self._num_tokens = {"engine": 0, "old": 0, "cur": 0}
+        self._dropped: dict[str, int] = {}
+        self._num_frames = 0
+        self._pending_scalars: dict[int, dict[str, float]] = {}
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def feed(self, record: Record, frame_no: int, now_s: float) -> list[Event]:
+        events: list[Event] = []
+        self._num_frames += 1
+        predecessor = None
+        if isinstance(record, (Hello, Train)) and record.source.role == "trainer":
+            predecessor = self._producers.predecessor(record.source)
+        producer, news = self._producers.see(record, frame_no, now_s)
+        events += self._news(producer, news, now_s)
+        if isinstance(record, Train):
+            events += self._train(record, producer, predecessor, now_s)
+        elif isinstance(record, Rollout):
+            self._rollout(record)
+        elif isinstance(record, Hello):
+            self._hello(record)
+        elif isinstance(record, Synced):
+            self._synced(record)
+        elif isinstance(record, Scalars):
+            self._scalars(record)
+        elif isinstance(record, Ack):
+            events += self._ledger.decided(self._decider.ack(record), record.step, now_s)
+        elif isinstance(record, (Heartbeat, Bye)):
+            self._sender_drops(record)
+        return events + self._close_ready(now_s)
+
+    def _news(self, producer: Producer, news: str, now_s: float) -> list[Event]:
+        if not news:
+            return []
+        who = f"{producer.source.role} rank {producer.source.rank}"
+        if producer.source.role == "engine":
+            who = f"engine {producer.source.replica}"
+        self._findings_end_silence()
+        return [self._ledger.event("producer", f"{who} {news}", "INFO", now_s, self._last_closed, producer.to_public())]
+
+    def _hello(self, record: Hello) -> None:
+        self._model_name = record.model_name or self._model_name
+        if record.source.role == "engine":
+            self._engines.add(record.source.replica)
+        self._floors.note_dtypes(record.dtypes)
+
+    def _train(self, record: Train, producer: Producer, predecessor: Producer | None, now_s: float) -> list[Event]:
+        num = int(record.offsets_S1[-1])
+        for name, stream in (("engine", record.engine_N), ("old", record.old_N), ("cur", record.cur_N)):
+            self._num_tokens[name] += num if stream is not None else 0
+        events: list[Event] = []
+        back = record.step <= self._last_closed or record.version < self._newest_version
+        if back and predecessor is not None and predecessor.source.producer != record.source.producer:
+            events += self._restart(record, predecessor, now_s)
+        elif record.step <= self._last_closed:
+            self._refuse(record.step, "late", num)
+            return events
+        elif record.version < self._newest_version:
+            self._refuse(record.step, "restarted_version", num)
+            return events
+        self._floors.note_dtypes({stream: name for stream, name in record.dtypes.items() if stream != "old"})
+        window = self._window(record.step)
+        self._newest_version = max(self._newest_version, record.version)
+        self._engines.update([record.replica] if record.replica else ())
+        for rows in self._join.feed_train(record):
+            (self._windows.get(rows.step) or window).add(rows, self._refuse)
+        return events
+
+    def _restart(self, record: Train, predecessor: Producer, now_s: float) -> list[Event]:
+        """The run begins again under its old name: what was open belongs to a life that is over."""
+        self._producers.retire(predecessor)
+        for step, window in self._windows.items():
+            self._refuse(-1, "restarted_version", window.num_tokens)
+            self._ended_ticks.pop(step, None)
+        self._windows.clear()
+        self._pending_scalars.clear()
+        self._join.restart(record.version)
+        self._closed.clear()
+        was = self._last_closed
+        self._last_closed = record.step - 1
+        self._newest_version = record.version
+        self._engine_version = min(self._engine_version, record.version)
+        self._checksums.clear()
+        self._repeated_checksum = False
+        self._decider = Decider(self._config, self.run)
+        self._decider.state.num_commands = len(self._ledger.commands)
+        text = (
+            f"run restarted under its old name: step {record.step} version {record.version} after step {was}; "
+            "open steps were dropped; a new DLC_SENTINEL_RUN keeps lives apart"
+        )
+        return [self._ledger.event("producer", text, "WARN", now_s, record.step)]
+
+    def _rollout(self, record: Rollout) -> None:
+        self._num_tokens["engine"] += int(record.offsets_S1[-1])
+        self._engines.add(record.source.replica)
+        if len(record.span_version_K):
+            self._engine_version = max(self._engine_version, int(record.span_version_K.max()))
+        for rows in self._join.feed_rollout(record, max(self._windows, default=self._last_closed)):
+            if rows.step > self._last_closed:
+                self._window(rows.step).add(rows, self._refuse)
+
+    def _synced(self, record: Synced) -> None:
+        self._engine_version = max(self._engine_version, record.version)
+        if record.checksum:
+            version, checksum = self._checksums.get(record.source.replica, (UNKNOWN_VERSION, ""))
+            if record.version > version >= 0:
+                self._repeated_checksum = checksum == record.checksum
+            self._checksums[record.source.replica] = (max(version, record.version), record.checksum)
+        self._decider.synced(record.version, record.step)
+
+    def _scalars(self, record: Scalars) -> None:
+        if record.step > self._last_closed:
+            window = self._windows.get(record.step)
+            target = window.scalars if window else self._pending_scalars.setdefault(record.step, {})
+            target.update(record.values)
+
+    def _sender_drops(self, record: Heartbeat | Bye) -> None:
+        step = max(self._windows, default=-1)
+        for cause, num in self._producers.newly_dropped(record).items():
+            self._refuse(step, cause, num)
+
+    def _refuse(self, step: int, cause: str, tokens: int) -> None:
+        self._dropped[cause] = self._dropped.get(cause, 0) + tokens
+        window = self._windows.get(step)
+        if window is not None:
+            window.refuse(cause, tokens)
+
+    def _window(self, step: int) -> StepWindow:
+        window = self._windows.get(step)
+        if window is None:
+            window = self._windows[step] = StepWindow(step, self._config)
+            window.scalars.update(self._pending_scalars.pop(step, {}))
+        return window
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> list[Event]:
+        events: list[Event] = []
+        for producer, state in self._producers.silenced(now_s):
+            where = f"pid {producer.pid} on {producer.host or 'unknown host'}"
+            who = f"{producer.source.role} rank {producer.source.rank} ({where})"
+            quiet = now_s - producer.last_seen_s
+            text = f"{who} is {state}: nothing for {quiet:.0f} s; last step {producer.last_step}"
+            events.append(self._ledger.event("producer", text, "WARN", now_s, self._last_closed, producer.to_public()))
+        if self._producers.all_silent() and self._findings.get("BLIND") is None:
+            advice = "Every trainer fell silent without saying goodbye: is the job dead, or stopped in a debugger?"
+            silent = Finding(
+                "BLIND", "silent", 0.95, self._last_closed + 1, "confirmed", {"last_step": self._last_closed}, advice
+            )
+            self._findings.items.append(silent)
+            events += self._ledger.findings([silent], self._last_closed, now_s)
+        for step in self._windows:
+            if any(p.is_done_with(step) for p in self._producers.trainers()):
+                self._ended_ticks[step] = self._ended_ticks.get(step, 0) + 1
+        return events + self._close_ready(now_s)
+
+    def _findings_end_silence(self) -> None:
+        for finding in self._findings.open():
+            if (finding.verdict, finding.kind) == ("BLIND", "silent"):
+                finding.state = "closed"
+
+    def finish(self, now_s: float) -> list[Event]:
+        events: list[Event] = []
+        while self._windows:
+            events += self._close(min(self._windows), now_s)
+        return events
+
+    # -- closing a step ----------------------------------------------------------------------------------------------
+
+    def _close_ready(self, now_s: float) -> list[Event]:
+        events: list[Event] = []
+        while self._windows:
+            step = min(self._windows)
+            if not self._is_ready(step):
+                break
+            events += self._close(step, now_s)
+        return events
+
+    def _is_ready(self, step: int) -> bool:
+        trainers = self._producers.trainers()
+        if not any(p.is_done_with(step) for p in trainers):
+            return False
+        if self._ended_ticks.get(step, 0) >= GRACE_TICKS or any(p.last_step >= step + AHEAD_STEPS for p in trainers):
+            return True
+        return not self._producers.waits_for(step, self._last_closed) and not self._join.num_waiting(step)
+
+    def _close(self, step: int, now_s: float) -> list[Event]:
+        for rows in self._join.close_step(step):
+            self._window(rows.step).add(rows, self._refuse)
+        window = self._windows.pop(step)
+        self._ended_ticks.pop(step, None)
+        self._last_closed = max(self._last_closed, step)
+        closed = window.close(list(self._closed), pool_after_step=self._decider.pool_after_step)
+        facts = self._complete(closed.facts)
+        self._closed.append(ClosedStep(facts, closed.sums, closed.bound_sums))
+        public = facts.to_public()
+        self._steps.append(public)
+        events = [self._ledger.event("step", _step_text(facts, self._config), "INFO", now_s, step, public)]
+        if facts.offered_tokens:
+            events += self._judge(facts, now_s)
+        return events
+
+    def _complete(self, facts: StepFacts) -> StepFacts:
+        rms, mean_abs = self._floors.update(facts)
+        facts = replace(
+            facts,
+            floor_rms=rms,
+            floor_mean_abs=mean_abs,
+            engine_version=self._engine_version,
+            repeated_checksum=self._repeated_checksum,
+        )
+        return with_trend(facts, [c.facts for c in self._closed], self._config)
+
+    def _judge(self, facts: StepFacts, now_s: float) -> list[Event]:
+        decider, history = self._decider, [c.facts for c in self._closed]
+        early = decider.before_rules(facts) if facts.num_tokens else []
+        view = decider.view()
+        candidates = [*diagnose(history, view), *decider.blind(facts)]
+        if view.stale_refuted:
+            self._findings.end("STALE_ENGINE", "superseded")
+        changed = self._findings.update(facts.step, candidates, hold=decider.held(), still=decider.still(facts))
+        stale = self._findings.get("STALE_ENGINE")
+        if stale is not None and stale.state == "confirmed":
+            changed += self._findings.end("LAG", "superseded")
+        late = decider.after_rules(facts, self._findings) if facts.num_tokens else []
+        chatty = decider.chatty(facts)
+        return [
+            *self._ledger.decided(early, facts.step, now_s),
+            *self._ledger.findings(changed, facts.step, now_s),
+            *self._ledger.decided(late + ([chatty] if chatty else []), facts.step, now_s),
+        ]
+
+    def reset_breaker(self, now_s: float) -> list[Event]:
+        self._decider.reset_breaker()
+        return [
+            self._ledger.event(
+                "breaker", "breaker reset by hand", "INFO", now_s, self._last_closed, {"outcome": "reset"}
+            )
+        ]
+
+    # -- what is shown -----------------------------------------------------------------------------------------------
+
+    def verdict(self) -> str:
+        """The most severe open finding; else HEALTHY where the last step proves it, else BLIND."""
+        found = self._findings.open()
+        return found[0].verdict if found else self._quiet_verdict()
+
+    def _quiet_verdict(self) -> str:
+        return "HEALTHY" if self._closed and healthy(self._closed[-1].facts, self._config) else "BLIND"
+
+    def report(self) -> dict[str, Json]:
+        """verdict, findings, steps and commands of the file format."""
+        counted = [f for f in self._findings.items if f.is_open or (f.acted and f.state != "superseded")]
+        worst = min(counted, key=lambda f: f.rank, default=None)
+        return {
+            "verdict": worst.verdict if worst else self._quiet_verdict(),
+            "findings": [f.to_public() for f in sorted(self._findings.items, key=lambda f: (not f.is_open, f.rank))],
+            "steps": list(self._steps),
+            "commands": [
+                {key: entry[key] for key in ("step", "kind", "action", "reason")} for entry in self._ledger.commands
+            ],
+        }
+
+    def abort_is_due(self) -> bool:
+        return abort_due(self._findings.items) is not None
+
+    def snapshot(self) -> RunSnapshot:
+        shown = [f.to_public() for f in self._findings.open()]
+        shown += [f.to_public() for f in reversed(self._findings.items) if not f.is_open][:SHOWN]
+        refused = {"frame_gap": self._producers.gaps} if self._producers.gaps else {}
+        steps = list(self._steps)[-SHOWN_STEPS:]
+        return RunSnapshot(
+            run=self.run,
+            model_name=self._model_name,
+            engines=tuple(sorted(self._engines)),
+            mode=self._config.act.mode,
+            verdict=self.verdict(),
+            last_step=self._last_closed,
+            step=steps[-1] if steps else None,
+            history=tuple(steps),
+            findings=tuple(shown),
+            commands=tuple(self._ledger.shown(hypothetical=self._replaying)),
+            events=tuple(self._ledger.newest),
+            producers=tuple(p.to_public() for p in self._producers),
+            num_tokens=dict(self._num_tokens),
+            dropped_tokens=dict(self._dropped),
+            refused_frames=refused,
+            num_frames=self._num_frames,
+            sequence_gaps=self._producers.gaps,
+            join_bytes=self._join.num_bytes,
+            num_commands=dict(self._ledger.counts),
+            verdict_latency_s=float("nan"),
+            breaker_open=self._decider.state.breaker_open,
+        )
+
+    # -- state file --------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> Json:
+        return {
+            "last_closed": self._last_closed,
+            "newest_version": self._newest_version,
+            "engine_version": self._engine_version,
+            "repeated_checksum": self._repeated_checksum,
+            "checksums": {replica: list(pair) for replica, pair in self._checksums.items()},
+            "model_name": self._model_name,
+            "engines": sorted(self._engines),
+            "floors": self._floors.to_json(),
+            "findings": self._findings.to_json(),
+            "decider": self._decider.to_json(),
+            "facts": [c.facts.to_json() for c in self._closed],
+            "ledger": self._ledger.to_json(),
+            "num_tokens": self._num_tokens,
+            "dropped": self._dropped,
+            "num_frames": self._num_frames,
+            "gaps": self._producers.gaps,
+            "producers": self._producers.to_json(),
+        }
+
+    def load(self, tree: Mapping[str, Json], now_s: float = 0.0) -> None:
+        """Goes on from what `to_json` wrote; open steps and sums for pooling are not part of it."""
+        self._last_closed = tree["last_closed"]
+        self._newest_version, self._engine_version = tree["newest_version"], tree["engine_version"]
+        self._repeated_checksum = tree["repeated_checksum"]
+        self._checksums = {replica: (int(v), str(c)) for replica, (v, c) in tree["checksums"].items()}
+        self._model_name, self._engines = tree["model_name"], set(tree["engines"])
+        self._floors.load(tree["floors"])
+        self._findings = Findings.from_json(tree["findings"])
+        self._decider.load(tree["decider"])
+        for item in tree["facts"]:
+            facts = from_json(item)
+            self._closed.append(ClosedStep(facts, GroupSums(), GroupSums()))
+            self._steps.append(facts.to_public())
+        self._ledger.load(tree["ledger"])
+        self._num_tokens = dict(tree["num_tokens"])
+        self._dropped, self._num_frames = dict(tree["dropped"]), tree["num_frames"]
+        self._producers.gaps = tree["gaps"]
+        self._producers.load(tree["producers"], now_s)
+
+
+def _step_text(facts: StepFacts, config: Config) -> str:
+    horizon = config.ess.horizon
+    return (
+        f"step {facts.step}: lag ESS_{horizon} {facts.action_ess:.2f}, lag rms {facts.lag.rms:.3g}, "
+        f"discrepancy rms {facts.discrepancy.rms:.3g} (floor {facts.floor_rms:.2g}), basis {facts.basis}"
+    )

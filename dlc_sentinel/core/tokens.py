@@ -1,0 +1,162 @@
+"""From complete rows to usable tokens: masks applied, bad values refused by cause, each token's basis settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlc_sentinel.core.join import Rows
+from dlc_sentinel.maths.arrays import UNKNOWN_AGE
+from dlc_sentinel.maths.ratio import compress, remap
+from dlc_sentinel.records import F32, I64, UNKNOWN_VERSION, Bool
+
+POSITIVE_NATS = 1e-3
+"""A logprob above this is none; below it is rounding."""
+PLACEHOLDER_NATS = -9999.0
+"""Engines and stacks write -9999, -1e9 or -3.4e38 where they have no value."""
+COPY_SHARE = 0.99
+COPY_TOKENS = 64
+INFORMATIVE_NATS = -1e-3
+"""Tokens nearer to certainty than this are equal in any numerics and prove no copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Usable tokens of one (step, update), gaps closed, sequences without any left out."""
+
+    step: int
+    update: int
+    version: int
+    offsets_S1: I64
+    group_S: I64
+    cur_N: F32 | None
+    gen_N: F32 | None
+    """Trainer logprob at the generator's weights; meaningful only where the span is exact."""
+    engine_N: F32
+    span_start_K: I64
+    span_version_K: I64
+    span_exact_K: Bool
+    span_row_K: I64
+    copied_from: str
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.offsets_S1[-1])
+
+    @property
+    def span_length_K(self) -> I64:
+        return np.diff(np.append(self.span_start_K, self.num_tokens))
+
+    @property
+    def span_age_K(self) -> I64:
+        """Trainer version minus token version; UNKNOWN_AGE where the version is not known."""
+        return np.where(self.span_version_K == UNKNOWN_VERSION, UNKNOWN_AGE, self.version - self.span_version_K)
+
+    @property
+    def row_exact_S(self) -> Bool:
+        exact = np.ones(len(self.group_S), np.bool_)
+        exact[self.span_row_K[~self.span_exact_K]] = False
+        return exact
+
+
+def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None:
+    """The rows' usable tokens, or None when none is left. Refused tokens are told to `refuse(step, cause, tokens)`."""
+    streams = [stream for stream in (rows.cur_N, rows.old_N, rows.engine_N) if stream is not None]
+    keep = rows.mask_N
+    if keep is not None and keep.all():
+        keep = None
+    if keep is not None or not all(_is_clean(stream) for stream in streams):
+        keep = _kept(streams, keep, rows, refuse)
+        if not keep.any():
+            return None
+    offsets, group_S = rows.offsets_S1, rows.group_S
+    starts, versions, old_versions = rows.span_start_K, rows.span_version_K, rows.old_version_S
+    cur, old, engine = rows.cur_N, rows.old_N, rows.engine_N
+    if keep is not None:
+        starts = remap(keep, starts)
+        offsets, kept = compress(keep, offsets, *streams)
+        engine = kept[-1]
+        cur = None if cur is None else kept[0]
+        old = None if old is None else kept[-2]
+    lengths = np.diff(offsets)
+    span_length = np.diff(np.append(starts, offsets[-1]))
+    if not span_length.all():
+        starts, versions = starts[span_length > 0], versions[span_length > 0]
+    if not lengths.all():
+        filled = lengths > 0
+        offsets = np.concatenate([[0], offsets[1:][filled]])
+        group_S = group_S[filled]
+        old_versions = None if old_versions is None else old_versions[filled]
+    if len(group_S) == 0:
+        return None
+    row_K = np.searchsorted(offsets, starts, side="right") - 1
+    gen, exact, copied = _middle(rows, cur, old, engine, versions, row_K, old_versions)
+    return Tokens(
+        rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, starts, versions, exact, row_K, copied
+    )  # fmt: skip
+
+
+def _is_clean(stream: F32) -> bool:
+    if not len(stream):
+        return True
+    low, high = stream.min(), stream.max()
+    return bool(low > PLACEHOLDER_NATS and high <= POSITIVE_NATS)
+
+
+def _kept(streams: list[F32], mask: Bool | None, rows: Rows, refuse: Callable[[int, str, int], None]) -> Bool:
+    keep = np.ones(rows.num_tokens, np.bool_) if mask is None else mask.copy()
+    finite = np.logical_and.reduce([np.isfinite(stream) for stream in streams])
+    # a placeholder in any stream outranks a positive: -9999 against 0.0 is one missing value, not two faults
+    with np.errstate(invalid="ignore"):
+        placeholder = np.logical_or.reduce([stream <= PLACEHOLDER_NATS for stream in streams]) & finite
+        positive = np.logical_or.reduce([stream > POSITIVE_NATS for stream in streams]) & finite & ~placeholder
+    for cause, bad in (("non_finite", ~finite), ("placeholder", placeholder), ("positive", positive)):
+        lost = int((keep & bad).sum())
+        if lost:
+            refuse(rows.step, cause, lost)
+            keep &= ~bad
+    return keep
+
+
+def _middle(
+    rows: Rows,
+    cur: F32 | None,
+    old: F32 | None,
+    engine: F32,
+    versions: I64,
+    row_K: I64,
+    old_versions: I64 | None,
+) -> tuple[F32 | None, Bool, str]:
+    """(trainer logprobs at the generator's weights, which spans are exact, what `old` is a copy of)."""
+    none = np.zeros(len(versions), np.bool_)
+    aged = (versions != rows.version) & (versions != UNKNOWN_VERSION)
+    old_is, copied = rows.old_is, ""
+    if old is not None and old_is in ("generator", "proximal"):
+        if _is_copy(old, engine, engine):
+            copied, old_is = "engine", "engine"
+        elif cur is not None and _is_copy(old, cur, engine):
+            if old_is == "proximal" or (rows.update > 0 and not aged.any()):
+                copied = "current"
+            if old_is == "proximal":
+                old_is = "reused"
+    if old is None or old_is in ("absent", "engine", "reused"):
+        if rows.update == 0 and cur is not None:
+            return cur, (versions == rows.version) & (versions != UNKNOWN_VERSION), copied
+        return None, none, copied
+    if old_versions is not None and (old_versions[row_K] != UNKNOWN_VERSION).any():
+        return old, (old_versions[row_K] == versions) & (versions != UNKNOWN_VERSION), copied
+    if old_is == "generator":
+        return old, ~none, copied
+    return old, versions == rows.version, copied
+
+
+def _is_copy(stream: F32, other: F32, engine: F32) -> bool:
+    """True when 99 % of the tokens that could differ are bit-equal."""
+    probe = slice(None, None, max(len(stream) // 512, 1))
+    if (stream[probe] == other[probe]).mean() < COPY_SHARE - 0.05:
+        return False
+    informative = engine < INFORMATIVE_NATS
+    num = int(informative.sum())
+    return num >= COPY_TOKENS and float((stream == other)[informative].sum()) >= COPY_SHARE * num

@@ -1,0 +1,47 @@
+"""Where the lag of a run is heading, from the facts of its closed steps. Needs ages that grow between two syncs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.facts import StepFacts
+from dlc_sentinel.maths.forecast import forecast_steps, loop_gain
+
+MAX_POINTS = 64
+
+
+def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -> StepFacts:
+    """The facts with forecast (steps to ESS_h* < threshold) and loop gain; nan where ages do not grow."""
+    now, before = _windows([*history[-2 * MAX_POINTS :], facts])
+    if len(now) < 2:
+        return facts
+    ages = np.array([f.age_mean for f in now])
+    ess = np.array([f.action_ess for f in now])
+    course = forecast_steps(ages, ess, threshold=config.ess.threshold)
+    changed = replace(facts, forecast=(course.low, course.mid, course.high))
+    if not before:
+        return changed
+    gain = loop_gain(
+        np.array([f.age_mean for f in before]),
+        np.array([f.lag.rms for f in before]),
+        ages,
+        np.array([f.lag.rms for f in now]),
+    )
+    return replace(changed, loop_gain=gain.value, loop_gain_low=gain.low)
+
+
+def _windows(history: Sequence[StepFacts]) -> tuple[list[StepFacts], list[StepFacts]]:
+    """(steps since the generator was last synced, steps of the window before): a window ends where the mean age drops."""
+    windows: list[list[StepFacts]] = [[]]
+    for facts in history:
+        if facts.basis != "exact" or math.isnan(facts.age_mean):
+            continue
+        if windows[-1] and facts.age_mean < windows[-1][-1].age_mean:
+            windows.append([])
+        windows[-1].append(facts)
+    return windows[-1][-MAX_POINTS:], windows[-2][-MAX_POINTS:] if len(windows) > 1 else []
