@@ -42,7 +42,13 @@ def rows_of(record):
                 versions[start - a :] = record.span_version_K[k]
         name = record.groups[i] if record.groups else record.ids[i]
         group = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
-        yield {"lag": cur - old, "disc": old - engine, "total": cur - engine, "age": record.version - versions[keep], "group": group}
+        yield {
+            "lag": cur - old,
+            "disc": old - engine,
+            "total": cur - engine,
+            "age": record.version - versions[keep],
+            "group": group,
+        }
 
 
 def numbers(updates, horizon, step):
@@ -121,7 +127,9 @@ def interval(rows, horizon, seed, draws=200, level=0.90):
     rng = np.random.default_rng(seed)
     values = []
     for _ in range(draws):
-        values.append(kish(np.concatenate([per_group[i] for i in rng.integers(0, len(per_group), size=len(per_group))])))
+        values.append(
+            kish(np.concatenate([per_group[i] for i in rng.integers(0, len(per_group), size=len(per_group))]))
+        )
     return [float(v) for v in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
 
 

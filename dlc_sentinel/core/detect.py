@@ -15,6 +15,7 @@ from dlc_sentinel.records import Json
 WINDOW = 3
 NEEDED = 2
 CLOSE_AFTER = 3
+KEPT = 256
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class Findings:
     def update(
         self, step: int, candidates: Sequence[Candidate], *, hold: Iterable[str] = (), still: Iterable[str] = ()
     ) -> list[Finding]:
-        """`hold`: verdicts for which this step counts for nothing. `still`: verdicts that may not close on this step."""
+        """`hold`: verdicts for which this step counts for nothing. `still`: verdicts that may not close on it."""
         held, kept = set(hold), set(still)
         now = {f"{c.verdict}/{c.kind}": c for c in candidates if c.verdict not in held}
         changed = [f for key, c in now.items() if (f := self._hit(key, c, step))]
@@ -123,6 +124,8 @@ class Findings:
             candidate.advice, candidate.catastrophic, last_step=step,
         )  # fmt: skip
         self.items.append(finding)
+        if len(self.items) > KEPT:
+            self.items.remove(next(f for f in self.items if not f.is_open or f is self.items[0]))
         return finding
 
     def forget(self, verdicts: Iterable[str]) -> None:
@@ -138,7 +141,7 @@ class Findings:
         return ended
 
     def to_json(self) -> Json:
-        return no_nan({"items": [asdict(f) for f in self.items[-256:]], "hits": self._hits})
+        return no_nan({"items": [asdict(f) for f in self.items], "hits": self._hits})
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Json]) -> Findings:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlc_sentinel.config import Config
+from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts, Values
 from dlc_sentinel.records import Json
 
@@ -27,6 +28,7 @@ MIN_ENGINE_NATS = 0.02
 CATASTROPHE_FLOOR, CATASTROPHE_NATS = 5.0, 0.2
 CATASTROPHE_TOKENS = 1000
 CATASTROPHE_CORRELATION = 0.9
+AGREEING = 0.95
 JUMP = 3.0
 """A catastrophe is there at once; what has grown step by step belongs to the rules for drift."""
 RISING_STEPS = 5
@@ -59,7 +61,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What one step points at; `at_once` and `catastrophic` need no second step, `suspected` needs a proof by action."""
+    """What one step points at; `at_once` and `catastrophic` need no second step, `suspected` needs a proof."""
 
     verdict: str
     kind: str
@@ -93,11 +95,16 @@ def lag_level(facts: StepFacts, config: Config) -> int:
     return 1 if ess < config.ess.threshold and facts.action_enough else 0
 
 
-def healthy(facts: StepFacts, config: Config) -> bool:
-    """True when the step proves that the mismatch is at its floor (it says nothing about learning)."""
-    if facts.num_tokens < config.window.min_tokens:
+def healthy(history: Sequence[StepFacts], config: Config) -> bool:
+    """True when the newest steps prove that the mismatch is at its floor (it says nothing about learning).
+
+    The newest step decides on the basis; small steps may add up their tokens over `window.pool_steps` steps.
+    """
+    if not history or not history[-1].num_tokens:
         return False
-    return facts.basis in ("exact", "rescored", "calibrated") or facts.bound_ess >= BOUND_SAFE
+    if sum(f.num_tokens for f in history[-config.window.pool_steps :]) < config.window.min_tokens:
+        return False
+    return history[-1].basis in ("exact", "rescored", "calibrated") or history[-1].bound_ess >= BOUND_SAFE
 
 
 def at_floor(facts: StepFacts) -> bool:
@@ -116,17 +123,9 @@ def _lag(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []
     horizon, low_high = view.config.ess.horizon, now.lag_ess_interval
     queue = wants_drop(now, view.config)
-    kind = (
-        "queue" if queue else "epochs" if now.age_max == 0 else "feedback" if now.loop_gain_low > 1 else "old_weights"
-    )
-    if view.hopeless_queue and queue:
-        advice = "The queue is as deep as the policy can bear: shorten it or lower the learning rate; no RESYNC helps."
-    elif queue:
-        advice = "The engine is fresh, the rows are old: drop the stale rows (RESYNC drop_stale) or shorten the queue."
-    elif kind == "epochs":
-        advice = "The lag is made inside the step: fewer epochs or mini-batches per batch, or a lower learning rate."
-    else:
-        advice = "Sync the generator now (RESYNC); if this repeats every few steps, sync on a period or lower the lr."
+    kind = "epochs" if now.age_max == 0 else "feedback" if now.loop_gain_low > 1 else "old_weights"
+    kind = "queue" if queue else kind
+    advice = ADVICE["LAG", "hopeless_queue" if view.hopeless_queue and queue else kind]
     evidence = {
         f"lag_ess_{horizon}": now.action_ess,
         "interval": list(low_high),
@@ -143,7 +142,7 @@ def _lag(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 
 
 def wants_drop(facts: StepFacts, config: Config) -> bool:
-    """True when fresh weights would not help: the engine has newer ones than the rows, or the youngest rows are fine."""
+    """True when fresh weights would not help: the engine has newer ones than the rows, or young rows are fine."""
     youngest = max((int(version) for version in facts.by_version), default=-1)
     if youngest >= 0 and facts.engine_version > youngest:
         return True
@@ -187,19 +186,16 @@ def _stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []
     kind = "never_delivered" if now.repeated_checksum else "stale_or_drift"
     reasons |= {"current_rms_nats": now.current.rms, "floor_rms_nats": now.floor_rms, "tokens": now.current.num}
-    advice = (
-        "The engine does not hold the weights its label names: fix the weight sync before anything else; compare one "
-        "parameter's checksum on both sides. One RESYNC with a cache reset tells stale weights from engine drift."
-    )
     sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
     since = since if since >= 0 else now.step
+    advice = ADVICE["STALE_ENGINE", kind]
     return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=not view.stale_proven)]
 
 
 def _moved(history: Sequence[StepFacts]) -> bool:
     """True unless the learning rate or the gradient norm is known to be 0: then the trainer cannot have moved."""
     scalars = history[-1].scalars
-    return all(not (scalars[name] == 0.0) for name in ("lr", "grad_norm") if name in scalars)
+    return all(scalars[name] != 0.0 for name in ("lr", "grad_norm") if name in scalars)
 
 
 def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -225,12 +221,7 @@ def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []  # the STALE_ENGINE rule has it until its one RESYNC is judged
     else:
         kind = "level"
-    advice = {
-        "drift_or_undelivered": "A RESYNC changed nothing: the engine's numerics drift, or weights still do not arrive. "
-        "Compare one parameter's checksum on both sides: equal = drift (check dtype, kernels, quantisation), else fix the sync.",
-        "level": "Same weights, different numbers: compare dtypes (fp32 head on both sides?), kernels, quantisation and "
-        "sampling settings of engine and trainer; a sync will not help.",
-    }[kind]
+    advice = ADVICE["ENGINE", kind]
     evidence = {
         "rms_nats": values.rms,
         "floor_rms_nats": now.floor_rms,
@@ -251,33 +242,19 @@ def _data(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         catastrophic = cause == "non_finite" and offered >= CATASTROPHE_TOKENS
         evidence = {"cause": cause, "tokens": now.dropped[cause], "share": share}
         found.append(
-            Candidate(
-                "DATA", cause, min(0.6 + share, 0.99), ADVICE_BY_CAUSE[cause], evidence, catastrophic=catastrophic
-            )
+            Candidate("DATA", cause, min(0.6 + share, 0.99), ADVICE["DATA", cause], evidence, catastrophic=catastrophic)
         )
     past = [f.correlation for f in history[:-1] if f.correlation_tokens >= CATASTROPHE_TOKENS]
-    if now.correlation < CATASTROPHE_CORRELATION and now.correlation_tokens >= CATASTROPHE_TOKENS:
-        if not past or past[-1] > 0.95 or all(c < CATASTROPHE_CORRELATION for c in past):
-            evidence = {
-                "correlation": now.correlation,
-                "tokens": now.correlation_tokens,
-                "rms_nats": now.discrepancy.rms,
-            }
-            advice = "The two streams do not belong to the same tokens: look for a shift by one, swapped rows or a wrong mask."
-            found.append(Candidate("DATA", "streams_disagree", 0.9, advice, evidence, catastrophic=True))
+    low = now.correlation < CATASTROPHE_CORRELATION and now.correlation_tokens >= CATASTROPHE_TOKENS
+    if low and (not past or past[-1] > AGREEING or all(c < CATASTROPHE_CORRELATION for c in past)):
+        evidence = {
+            "correlation": now.correlation,
+            "tokens": now.correlation_tokens,
+            "rms_nats": now.discrepancy.rms,
+        }
+        advice = ADVICE["DATA", "streams_disagree"]
+        found.append(Candidate("DATA", "streams_disagree", 0.9, advice, evidence, catastrophic=True))
     return found
-
-
-ADVICE_BY_CAUSE: Mapping[str, str] = {
-    "non_finite": "The engine or trainer writes NaN or infinity: look at near-certain tokens and at dtype overflow.",
-    "positive": "A logprob above 0 is none: are these logits, or probabilities? Check logprobs_mode.",
-    "placeholder": "Fill-in values (-9999 ...) reached the loss: mask them; the engine had no logprob there.",
-    "mis_sized": "Engine and trainer disagree on a response's length: is the hook placed before stop-token trimming?",
-    "duplicate": "The same sequence was sent twice in one update: check the sampler after a resume.",
-    "out_of_order": "Chunks of a sequence arrived in the wrong order or with a hole: frames were lost; see the drops.",
-    "unmatched": "Trainer rows have no rollout, or another one: do both sides use the same ids? A restarted engine?",
-    "restarted_version": "Versions went back: the run was restarted under its old name; use a new DLC_SENTINEL_RUN.",
-}
 
 
 def _unwired(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -287,12 +264,10 @@ def _unwired(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     ):
         return []
     now = recent[-1]
-    advice = (
-        "Lag is exactly 0 although the rows are old: `old` is a copy of the current logprobs (recomputed or detached), "
-        "not the generator's policy. Send it with old_is='reused', or score at the generator's weights."
-    )
     evidence = {"tokens": now.aged_tokens, "age_mean": now.age_mean, "steps": UNWIRED_STEPS}
-    return [Candidate("UNWIRED", "lag_always_zero", 0.95, advice, evidence, recent[0].step)]
+    return [
+        Candidate("UNWIRED", "lag_always_zero", 0.95, ADVICE["UNWIRED", "lag_always_zero"], evidence, recent[0].step)
+    ]
 
 
 def _blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -304,15 +279,11 @@ def _blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
             "sent": now.offered_tokens,
             "dropped": {k: v for k, v in now.dropped.items() if v},
         }
-        advice = "Fewer than half of the tokens sent could be used: the causes are in the evidence; `dlc-sentinel doctor` helps."
+        advice = ADVICE["BLIND", "unusable_tokens"]
         found.append(Candidate("BLIND", "unusable_tokens", 0.95, advice, evidence))
     if now.basis == "mixed" and not now.bound_ess >= BOUND_SAFE:
         evidence = {"total_ess": now.bound_ess, "age_mean": now.age_mean, "basis": now.basis}
-        advice = (
-            "Lag and discrepancy cannot be told apart: the stack keeps no trainer logprobs at the generator's weights. "
-            "Send `old` with old_version, or score at a kept snapshot."
-        )
-        found.append(Candidate("BLIND", "mixed_basis", 0.8, advice, evidence))
+        found.append(Candidate("BLIND", "mixed_basis", 0.8, ADVICE["BLIND", "mixed_basis"], evidence))
     return found
 
 

@@ -288,7 +288,7 @@ class Join:
         return self._emit(rescued)
 
     def restart(self, version: int) -> None:
-        """Drops what belongs to a life of the run that is over: everything waiting, and rollouts newer than `version`."""
+        """Drops what belongs to a life of the run that is over: all that waits, and rollouts newer than `version`."""
         for row in [*self._waiting.values(), *self._partial.values()]:
             self._refuse(-1, "restarted_version", row.length)
             self.num_bytes -= row.num_bytes

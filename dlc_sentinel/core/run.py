@@ -215,9 +215,14 @@ class RunMonitor:
             text = f"{who} is {state}: nothing for {quiet:.0f} s; last step {producer.last_step}"
             events.append(self._ledger.event("producer", text, "WARN", now_s, self._last_closed, producer.to_public()))
         if self._producers.all_silent() and self._findings.get("BLIND") is None:
-            advice = "Every trainer fell silent without saying goodbye: is the job dead, or stopped in a debugger?"
             silent = Finding(
-                "BLIND", "silent", 0.95, self._last_closed + 1, "confirmed", {"last_step": self._last_closed}, advice
+                "BLIND",
+                "silent",
+                0.95,
+                self._last_closed + 1,
+                "confirmed",
+                {"last_step": self._last_closed},
+                ADVICE["BLIND", "silent"],
             )
             self._findings.items.append(silent)
             events += self._ledger.findings([silent], self._last_closed, now_s)
@@ -318,7 +323,7 @@ class RunMonitor:
         return found[0].verdict if found else self._quiet_verdict()
 
     def _quiet_verdict(self) -> str:
-        return "HEALTHY" if self._closed and healthy(self._closed[-1].facts, self._config) else "BLIND"
+        return "HEALTHY" if healthy([c.facts for c in self._closed], self._config) else "BLIND"
 
     def report(self) -> dict[str, Json]:
         """verdict, findings, steps and commands of the file format."""

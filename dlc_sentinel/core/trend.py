@@ -36,7 +36,7 @@ def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -
 
 
 def _windows(history: Sequence[StepFacts]) -> tuple[list[StepFacts], list[StepFacts]]:
-    """(steps since the generator was last synced, steps of the window before): a window ends where the mean age drops."""
+    """(steps since the last sync, steps of the window before): a window ends where the mean age drops."""
     windows: list[list[StepFacts]] = [[]]
     for facts in history:
         if facts.basis != "exact" or math.isnan(facts.age_mean):

@@ -87,7 +87,9 @@ def test_a_long_sequence_over_several_train_frames_is_put_together(join, lost):
 
 def test_a_chunk_that_is_missing_costs_the_rest_of_its_sequence_and_is_counted(join, lost):
     for at in (0, 20):
-        join.feed_train(make_train(0, rows=1, length=10, ids=["a"], token_offset_S=np.array([at]), final_S=np.array([at == 20])))
+        join.feed_train(
+            make_train(0, rows=1, length=10, ids=["a"], token_offset_S=np.array([at]), final_S=np.array([at == 20]))
+        )
 
     assert lost == {"out_of_order": 10}
     join.close_step(0)

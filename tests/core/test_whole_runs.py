@@ -259,7 +259,9 @@ def test_three_resyncs_without_effect_open_the_breaker_and_a_reset_closes_it():
     generated = 0
     for step in range(40):
         # the ack lies: rows stay old, only their label is new
-        events = job.step(step, gen_version=generated, lag=0.0 if generated == step else 0.3, disc=0.3 if generated else 1e-3)
+        events = job.step(
+            step, gen_version=generated, lag=0.0 if generated == step else 0.3, disc=0.3 if generated else 1e-3
+        )
         for command in commands(events):
             if command["sent"]:
                 generated = step + 1
@@ -360,7 +362,17 @@ def test_old_that_is_a_bit_copy_of_the_engine_is_not_believed():
     job = Job()
     for step in range(4):
         record = make_train(step, gen_version=step, version=step + 1, lag=0.1)
-        job.step(step, make_train(step, version=step + 1, gen_version=step, old_N=record.engine_N.copy(), cur_N=record.cur_N, engine_N=record.engine_N))
+        job.step(
+            step,
+            make_train(
+                step,
+                version=step + 1,
+                gen_version=step,
+                old_N=record.engine_N.copy(),
+                cur_N=record.cur_N,
+                engine_N=record.engine_N,
+            ),
+        )
 
     assert job.report()["steps"][-1]["basis"] == "mixed"
 
