@@ -144,7 +144,7 @@ def stream(parts):
 
 
 def quantile(x, q):
-    """Value of rank ceil(q n) of |x|, moved to the middle of its bucket: 128 equal buckets to an octave from 2^-30 up."""
+    """Value of rank ceil(q n) of |x|, moved to the middle of its bucket: 128 equal ones to an octave."""
     value = float(np.sort(np.abs(x))[max(math.ceil(q * len(x)), 1) - 1])
     if value < 2.0**-30:
         return 0.0

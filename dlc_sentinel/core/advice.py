@@ -41,7 +41,7 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "ENGINE",
         "drift_or_undelivered",
     ): "A RESYNC changed nothing: the engine's numerics drift, or weights still do not "
-    "arrive. Compare one parameter's checksum on both sides: equal = drift (dtype, kernels, quantisation), else fix the sync.",
+    "arrive. Compare one parameter's checksum on both sides: equal = drift of numerics, else fix the sync.",
     (
         "DATA",
         "streams_disagree",
@@ -63,7 +63,7 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "UNWIRED",
         "lag_always_zero",
     ): "Lag is exactly 0 although the rows are old: `old` is a copy of the current logprobs "
-    "(recomputed or detached), not the generator's policy. Send it with old_is='reused', or score at the generator's weights.",
+    "(recomputed or detached), not the generator's policy. Send old_is='reused', or score at the generator's weights.",
     ("BLIND", "unusable_tokens"): "Fewer than half of the tokens sent could be used: the causes are in the evidence; "
     "`dlc-sentinel doctor` helps.",
     ("BLIND", "mixed_basis"): "Lag and discrepancy cannot be told apart: the stack keeps no trainer logprobs at the "

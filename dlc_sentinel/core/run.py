@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dlc_sentinel.config import Config
+from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.decide import Decider, abort_due
 from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.diagnose import diagnose, healthy

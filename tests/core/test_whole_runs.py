@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from factories import Job, commands, make_train, of_kind
@@ -112,7 +114,7 @@ def test_a_refused_resync_is_not_repeated_until_the_finding_has_closed():
 
 
 def undelivered(job, steps, *, growth=0.03, healthy=10, checksum=None):
-    """The label advances every step, the engine keeps the weights of step `healthy`: rows labelled current drift away."""
+    """The label advances every step, the engine keeps the weights of step `healthy`: current rows drift away."""
     for step in range(steps):
         stuck = max(step - healthy, 0)
         events = job.step(step, disc=max(1e-3, growth * stuck), scalars={"lr": 1e-3, "grad_norm": 1.0})
@@ -223,7 +225,7 @@ def test_no_resync_follows_within_the_time_a_queue_needs_to_drain():
     queued(job, 60)
 
     sent_at = [c["issued_step"] for c in commands(job.events)]
-    assert all(later - earlier > 4 for earlier, later in zip(sent_at, sent_at[1:], strict=False))
+    assert all(later - earlier > 4 for earlier, later in pairwise(sent_at))
     assert not any(f["verdict"] == "STALE_ENGINE" for f in job.report()["findings"])
 
 
