@@ -260,6 +260,8 @@ class RunSnapshot:
     """Keys "KIND/outcome", e.g. "RESYNC/applied"."""
     verdict_latency_s: float
     breaker_open: bool = False
+    action_horizon: int = 32
+    """h*: the rung of the ESS ladder that sends a RESYNC."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class StepFacts:
             "num_groups": self.num_groups,
             "num_blocks": {rung: self.num_blocks.get(rung, 0) for rung in RUNGS},
             "version_age": {"mean": self.age_mean, "max": self.age_max},
-            "lag_ess": {rung: self.lag_ess.get(rung, NAN) for rung in RUNGS},
+            "lag_ess": {**dict.fromkeys(RUNGS, NAN), **self.lag_ess},
             "lag_ess_interval": list(self.lag_ess_interval),
             "lag_ess_by_age": dict(self.lag_ess_by_age),
             "half_horizon": half,

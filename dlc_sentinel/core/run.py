@@ -369,6 +369,7 @@ class RunMonitor:
             num_commands=dict(self._ledger.counts),
             verdict_latency_s=float("nan"),
             breaker_open=self._decider.state.breaker_open,
+            action_horizon=self._config.ess.horizon,
         )
 
     # -- state file --------------------------------------------------------------------------------------------------

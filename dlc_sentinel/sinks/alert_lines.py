@@ -1,0 +1,245 @@
+"""One line a human can act on per thing that matters: what, since when, evidence, next move.
+
+    02:31:33Z [!!] r1 step 33: LAG opened (queue), since step 31: the rows come from old weights ...;
+    lag_ess 0.43, version_age 3.1 | next: sync weights now                                          (all on one line)
+
+A finding speaks when it opens, gets worse or closes, not at every step. Words and the mark carry the meaning
+([!!] critical, [! ] warning, [ok] closed, [->] command, [<-] answer); colour only repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TextIO
+
+from dlc_sentinel.plaintext import plain
+from dlc_sentinel.records import Event, Json, Snapshot
+from dlc_sentinel.verdicts import text_of
+
+_MAX_REMEMBERED = 4096
+_STYLES = {"[!!]": "\x1b[1;7m", "[! ]": "\x1b[1;33m", "[ok]": "\x1b[36m", "[->]": "\x1b[1m", "[<-]": "\x1b[1m"}
+_RESET = "\x1b[0m"
+_RANK = {"suspected": 1, "confirmed": 2}
+_LOUD_STATES = ("silent", "gone", "restarted")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    key: tuple[str, ...]
+    """What the rate limit counts under."""
+    mark: str
+    text: str
+
+
+class AlertLines:
+    """Writes alert lines to a stream, at most one per key in `min_interval_s` of event time.
+
+    What was held back is counted and said in the next line of that key. A stream that breaks loses lines only
+    (`num_lost`). Bell and colour appear on a tty only, and not where no_color is set (the caller reads NO_COLOR).
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, no_color: bool = False, min_interval_s: float = 60.0) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._min_interval_s = min_interval_s
+        self._decorated = not no_color and self._stream.isatty()
+        self._open: OrderedDict[tuple[str, ...], int] = OrderedDict()
+        self._last: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
+        self.num_lost = 0
+
+    def handle(self, event: Event) -> None:
+        line = self._line(event)
+        if line is None:
+            return
+        num_held = self._held(line.key, event.t_s)
+        if num_held is None:
+            return
+        more = f" (+{num_held} like it held back)" if num_held else ""
+        self._write(
+            line.mark, f"{_clock(event.t_s)} {line.mark} {_where(event)}: {line.text}{more}", event.level == "CRITICAL"
+        )
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Nothing: lines are about changes."""
+
+    def close(self) -> None:
+        """Nothing to release: the stream is the caller's."""
+
+    def _line(self, event: Event) -> _Line | None:
+        match event.kind:
+            case "finding":
+                return self._finding(event)
+            case "command":
+                return _command(event)
+            case "ack":
+                return _ack(event)
+            case "producer":
+                return _producer(event)
+            case "breaker":
+                move = f" | next: {_BREAKER_MOVE}" if event.level != "INFO" else ""
+                return _Line((event.run, "breaker", event.level), _mark(event), f"breaker: {plain(event.text)}{move}")
+            case "note" if event.level != "INFO":
+                return _Line((event.run, "note", event.text[:80]), _mark(event), plain(event.text, 300))
+            case _:
+                return None
+
+    def _finding(self, event: Event) -> _Line | None:
+        data = event.data
+        verdict, kind, state = (plain(data.get(name) or "", 40) for name in ("verdict", "kind", "state"))
+        if verdict == "HEALTHY":
+            return None
+        key = (event.run, verdict, kind)
+        before = self._open.pop(key, 0)
+        rank = 2 * _RANK.get(state, 0) + (event.level == "CRITICAL" or data.get("catastrophic") is True)
+        if state in _RANK:
+            _remember(self._open, key, max(rank, before))
+            if rank <= before:
+                return None
+            word = "escalated" if before else "opened"
+            return _Line((*key, word), _mark(event), _finding_text(data, verdict, kind, f"{word} ({state})"))
+        return _Line((*key, "closed"), "[ok]", _closed_text(data, verdict, kind, state or "closed"))
+
+    def _held(self, key: tuple[str, ...], t_s: float) -> int | None:
+        """Number of lines held back before this one, or None where this one is held back too."""
+        last_s, num_held = self._last.pop(key, (-math.inf, 0))
+        if last_s <= t_s < last_s + self._min_interval_s:
+            _remember(self._last, key, (last_s, num_held + 1))
+            return None
+        _remember(self._last, key, (t_s, 0))
+        return num_held
+
+    def _write(self, mark: str, line: str, is_critical: bool) -> None:
+        if self._decorated:
+            line = f"{_STYLES[mark]}{line}{_RESET}" + ("\a" if is_critical and mark == "[!!]" else "")
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # A closed terminal or a full disk under the stream: the sentinel goes on.
+            self.num_lost += 1
+
+
+_BREAKER_MOVE = "find out why RESYNC has no effect, then `dlc-sentinel actions reset`"
+
+
+def _remember(memory: OrderedDict[tuple[str, ...], Json], key: tuple[str, ...], value: Json) -> None:
+    memory[key] = value
+    if len(memory) > _MAX_REMEMBERED:
+        memory.popitem(last=False)
+
+
+def _mark(event: Event) -> str:
+    return {"CRITICAL": "[!!]", "WARN": "[! ]"}.get(event.level, "[ok]")
+
+
+def _clock(t_s: float) -> str:
+    """UTC time of day."""
+    try:
+        return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return "--:--:--Z"
+
+
+def _where(event: Event) -> str:
+    return f"{plain(event.run, 60)} step {event.step}" if event.step >= 0 else plain(event.run, 60)
+
+
+def _kind(kind: str) -> str:
+    return f" ({kind})" if kind else ""
+
+
+def _finding_text(data: Mapping[str, Json], verdict: str, kind: str, what: str) -> str:
+    text = text_of(verdict)
+    since = data.get("since_step")
+    evidence = _evidence(data.get("evidence"))
+    catastrophic = "catastrophic " if data.get("catastrophic") is True else ""
+    return (
+        f"{catastrophic}{verdict}{_kind(kind)} {what}"
+        + (f", since step {plain(since, 20)}" if since is not None else "")
+        + f": {text.line}"
+        + (f"; {evidence}" if evidence else "")
+        + f" | next: {plain(data.get('advice') or text.do[0], 240)}"
+        + f" | more: dlc-sentinel explain {verdict}"
+    )
+
+
+def _closed_text(data: Mapping[str, Json], verdict: str, kind: str, state: str) -> str:
+    evidence = _evidence(data.get("evidence"))
+    since = f", was open since step {plain(data['since_step'], 20)}" if data.get("since_step") is not None else ""
+    return f"{verdict}{_kind(kind)} {state}{since}" + (f"; {evidence}" if evidence else "")
+
+
+def _evidence(evidence: Json, limit: int = 5) -> str:
+    """The first few numbers and words of the evidence: "lag_ess 0.43, version_age 3.1"."""
+    if not isinstance(evidence, Mapping):
+        return ""
+    shown = [
+        f"{plain(name, 40)} {f'{value:.3g}' if isinstance(value, float) else plain(value, 40)}"
+        for name, value in evidence.items()
+        if isinstance(value, (str, bool, int, float))
+    ]
+    return ", ".join(shown[:limit])
+
+
+def _command(event: Event) -> _Line:
+    data = event.data
+    kind, action = plain(data.get("kind") or "command", 20), plain(data.get("action") or "", 20)
+    outcome = (
+        "due, NOT SENT (the mode does not allow it)"
+        if data.get("sent") is False
+        else plain(data.get("outcome") or "sent", 20)
+    )
+    reset = " with cache reset" if data.get("reset_cache") is True else ""
+    expires = data.get("expires_step")
+    text = (
+        f"{kind} {outcome}{_kind(action)}{reset}: {plain(data.get('reason') or event.text, 200)}"
+        + (f"; {evidence}" if (evidence := _evidence(data.get("evidence"))) else "")
+        + (
+            f" | next: applied at a safe point by step {expires}"
+            if isinstance(expires, int) and expires >= 0 and data.get("sent") is not False
+            else ""
+        )
+        + (f" [{plain(data['id'], 24)}]" if data.get("id") else "")
+    )
+    return _Line((event.run, "command", kind), "[->]" if event.level != "CRITICAL" else "[!!]", text)
+
+
+def _ack(event: Event) -> _Line:
+    data = event.data
+    outcome = plain(data.get("outcome") or "answered", 20)
+    command_id = data.get("id") or data.get("command_id")
+    version, reason = data.get("version"), plain(data.get("reason") or event.text, 200)
+    at = f" at version {version}" if isinstance(version, int) and version >= 0 else ""
+    move = "" if outcome == "applied" else " | next: see why the job did not do it; it goes on training as it was"
+    text = f"command {outcome}{at}" + (f": {reason}" if reason else "") + move
+    return _Line(
+        (event.run, "ack", outcome),
+        "[<-]",
+        text + (f" [{plain(command_id, 24)}]" if command_id else ""),
+    )
+
+
+def _producer(event: Event) -> _Line | None:
+    data = event.data
+    state = plain(data.get("state") or "", 20)
+    if event.level == "INFO" and state not in _LOUD_STATES:
+        return None
+    who = " ".join(
+        plain(data[name], 40) for name in ("role", "rank", "replica", "host") if data.get(name) not in (None, "")
+    )
+    move = (
+        ""
+        if state not in ("silent", "gone")
+        else " | next: is the job still running? without it the verdict will be BLIND"
+    )
+    text = f"producer{f' {state}' if state else ''}: {plain(event.text, 200) or who}{move}"
+    return _Line(
+        (event.run, "producer", str(data.get("producer", who)), state),
+        _mark(event) if event.level != "INFO" else "[! ]",
+        text,
+    )
