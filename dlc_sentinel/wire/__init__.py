@@ -1,0 +1,1 @@
+"""Everything that touches ZeroMQ or bytes: frames, addresses, keys, the sending and the receiving end."""

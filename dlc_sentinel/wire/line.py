@@ -1,0 +1,220 @@
+"""The sending half of one process: its thread, its two sockets, its accounts. `sender.Sender` is the face."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import zmq
+
+from dlc_sentinel.errors import FrameError, ShapeError
+from dlc_sentinel.records import Ack, Bye, Command, Heartbeat, Hello, Record
+from dlc_sentinel.wire import codec, control
+from dlc_sentinel.wire.address import Address
+from dlc_sentinel.wire.control import Inbox, Notice
+from dlc_sentinel.wire.keys import ProducerKeys
+from dlc_sentinel.wire.outbox import Blocks, Outbox, Parcel
+
+HEARTBEAT_S = 2.0
+EXIT_S = 1.0
+_IDLE_S = 0.05
+"""Longest wait between looks at the control socket: what a command may be late by."""
+_BLOCKED_S = 0.001
+_HWM_FRAMES = 32
+_log = logging.getLogger("dlc_sentinel.hook")
+
+
+class Line:
+    """The sockets, thread and accounts of one process."""
+
+    def __init__(
+        self,
+        address: Address,
+        hello: Hello,
+        keys: ProducerKeys | None,
+        queue_bytes: int,
+        on_notice: Callable[[Notice], None] | None,
+    ) -> None:
+        self.source = replace(hello.source, producer=secrets.token_hex(8))
+        self.inbox = Inbox(self.source.run)
+        self.outbox = Outbox(queue_bytes)
+        self.blocks = Blocks()
+        self.acks: deque[Ack] = deque()
+        self.last_step = -1
+        self.closing = False
+        self._hello = replace(hello, source=self.source, pid=os.getpid())
+        self._address = address
+        self._keys = keys
+        self._on_notice = on_notice
+        self._frames_sent = 0
+        self._num_handed = 0
+        self._ready: deque[memoryview] = deque()
+        self._ready_bytes = 0
+        self._deadline_s = float("inf")
+        self._heartbeat_due_s = 0.0
+        self._said_bye = False
+        self._bell = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="dlc-sentinel-sender", daemon=True)
+
+    def start(self) -> None:
+        self.outbox.offer(Parcel(self._hello))
+        self._thread.start()
+
+    def wake(self) -> None:
+        # Released twice at once it raises: then it rings already.
+        with suppress(RuntimeError):
+            self._bell.release()
+
+    def close(self, timeout_s: float) -> None:
+        if not self.closing:
+            self._deadline_s = time.monotonic() + timeout_s
+            self.closing = True
+            self.wake()
+        # ZeroMQ may linger past its own limit in rare cases; the job does not wait for it.
+        self._thread.join(timeout_s + 0.25)
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        data, control_socket = context.socket(zmq.PUSH), context.socket(zmq.DEALER)
+        try:
+            self._connect(data, control_socket)
+            self._serve(data, control_socket)
+        except zmq.ZMQError as error:
+            _log.error("dlc-sentinel: sending to %s ended: %s; training goes on without it", self._address, error)
+            self.closing = True
+        finally:
+            left_ms = max(0, int(1000 * (min(self._deadline_s, time.monotonic() + EXIT_S) - time.monotonic())))
+            data.close(linger=left_ms)
+            control_socket.close(linger=left_ms)
+            self.outbox.drop_all()
+            context.term()
+
+    def _connect(self, data: zmq.Socket[bytes], control_socket: zmq.Socket[bytes]) -> None:
+        for socket, endpoint in ((data, self._address.data), (control_socket, self._address.control)):
+            socket.linger = 0
+            socket.sndhwm = _HWM_FRAMES
+            socket.maxmsgsize = codec.MAX_FRAME_BYTES
+            socket.ipv6 = ":" in self._address.host
+            socket.reconnect_ivl = 100
+            socket.reconnect_ivl_max = 2000
+            socket.heartbeat_ivl = 2000
+            socket.heartbeat_timeout = 10000
+            if self._keys is not None:
+                socket.curve_serverkey = self._keys.sentinel_public
+                socket.curve_publickey = self._keys.public
+                socket.curve_secretkey = self._keys.secret
+            # Old heartbeats are worth nothing to a sentinel that comes later; old data is.
+            socket.immediate = int(socket is control_socket)
+            socket.connect(endpoint)
+
+    def _serve(self, data: zmq.Socket[bytes], control_socket: zmq.Socket[bytes]) -> None:
+        blocked_s = _BLOCKED_S
+        while True:
+            self._receive(control_socket)
+            self._send_control(control_socket)
+            before = self._num_handed
+            emptied = self._send_data(data)
+            if self.closing and (self._all_sent(emptied) or time.monotonic() >= self._deadline_s):
+                return
+            self.blocks.warm()
+            if emptied and (len(self.outbox) or (self.acks and self.closing)):
+                continue
+            blocked_s = _BLOCKED_S if emptied or self._num_handed > before else min(2 * blocked_s, _IDLE_S)
+            # A lock and not a pipe: its release, unlike a write, never hands the interpreter lock to this thread in
+            # the middle of the job's call.
+            self._bell.acquire(timeout=_IDLE_S if emptied and not self.closing else blocked_s)
+
+    def _all_sent(self, emptied: bool) -> bool:
+        """Say goodbye once all is out; True when that is out as well."""
+        if not emptied or len(self.outbox):
+            return False
+        if not self._said_bye:
+            self._said_bye = True
+            _, dropped, _ = self.outbox.account()
+            self.outbox.offer(Parcel(Bye(self.source, self._frames_sent + 1, dropped)))
+            return False
+        return not self.acks
+
+    def _send_data(self, data: zmq.Socket[bytes]) -> bool:
+        """True when nothing is left to send, False when the socket takes no more now."""
+        while True:
+            while self._ready:
+                try:
+                    data.send(self._ready[0], zmq.NOBLOCK, copy=len(self._ready[0]) < zmq.COPY_THRESHOLD)
+                except zmq.Again:
+                    return False
+                self._ready.popleft()
+                self._num_handed += 1
+            self.outbox.done(self._ready_bytes)
+            self._ready_bytes = 0
+            parcel = self.outbox.take()
+            if parcel is None:
+                return True
+            self._ready_bytes = parcel.num_bytes
+            self._frame(parcel)
+
+    def _frame(self, parcel: Parcel) -> None:
+        """The parcel as frames in `_ready`; what cannot be framed is counted."""
+        packed: Parcel | None = parcel
+        if parcel.pack is not None:
+            packed = parcel.pack()
+            self.outbox.recount((packed.num_tokens if packed else 0) - parcel.num_tokens)
+        if packed is None or packed.record is None:
+            if parcel.block is not None:
+                self.blocks.give(parcel.block)
+            return
+        try:
+            frames = codec.encode(packed.record, self._frames_sent)
+            self._ready.extend(frames)
+            self._frames_sent += len(frames)
+        except (FrameError, ShapeError) as error:
+            cause = "oversize" if isinstance(error, FrameError) else "mis_sized"
+            self.outbox.refuse(cause, packed.num_tokens, offered=True)
+            _log.warning("dlc-sentinel: %d tokens not sent: %s", packed.num_tokens, error)
+        finally:
+            if packed.block is not None:
+                self.blocks.give(packed.block)
+
+    def _send_control(self, control_socket: zmq.Socket[bytes]) -> None:
+        """Acks and heartbeat, as soon as a sentinel is there."""
+        with suppress(zmq.Again):
+            while self.acks:
+                self._say(control_socket, self.acks[0])
+                self.acks.popleft()
+            if time.monotonic() >= self._heartbeat_due_s:
+                offered, dropped, waiting = self.outbox.account()
+                beat = Heartbeat(self.source, self.last_step, self._frames_sent, offered, dropped, waiting)
+                self._say(control_socket, beat)
+                self._heartbeat_due_s = time.monotonic() + HEARTBEAT_S
+
+    def _receive(self, control_socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                payload = control_socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = control.decode_down(payload)
+            except FrameError as error:
+                _log.debug("dlc-sentinel: unreadable control message: %s", error)
+                continue
+            if isinstance(message, Command):
+                self.inbox.put(message)
+            elif isinstance(message, Notice):
+                if self._on_notice is not None:
+                    self._on_notice(message)
+            else:
+                with suppress(zmq.Again):
+                    self._say(control_socket, self._hello)
+
+    @staticmethod
+    def _say(control_socket: zmq.Socket[bytes], record: Record) -> None:
+        for part in codec.encode(record, codec.UNNUMBERED):
+            control_socket.send(part, zmq.NOBLOCK, copy=True)
