@@ -25,7 +25,6 @@ _MAX_REMEMBERED = 4096
 _STYLES = {"[!!]": "\x1b[1;7m", "[! ]": "\x1b[1;33m", "[ok]": "\x1b[36m", "[->]": "\x1b[1m", "[<-]": "\x1b[1m"}
 _RESET = "\x1b[0m"
 _RANK = {"suspected": 1, "confirmed": 2}
-_LOUD_STATES = ("silent", "gone", "restarted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +226,7 @@ def _ack(event: Event) -> _Line:
 def _producer(event: Event) -> _Line | None:
     data = event.data
     state = plain(data.get("state") or "", 20)
-    if event.level == "INFO" and state not in _LOUD_STATES:
+    if event.level == "INFO":  # who came, and who left with a goodbye
         return None
     who = " ".join(
         plain(data[name], 40) for name in ("role", "rank", "replica", "host") if data.get(name) not in (None, "")
@@ -240,6 +239,6 @@ def _producer(event: Event) -> _Line | None:
     text = f"producer{f' {state}' if state else ''}: {plain(event.text, 200) or who}{move}"
     return _Line(
         (event.run, "producer", str(data.get("producer", who)), state),
-        _mark(event) if event.level != "INFO" else "[! ]",
+        _mark(event),
         text,
     )

@@ -105,7 +105,9 @@ def more(page: Page, width: int) -> list[Text]:
 
 def _term(page: Page, width: int, height: int, name: str) -> list[Text]:
     values = [number(step, name, "rms") for step in page.run.history]
-    now, floor = number(page.run.step, name, "rms"), number(page.run.step, "floor", "rms")
+    now = number(page.run.step, name, "rms")
+    # the floor is the engine's; lag has none: it is 0 right after a sync
+    floor = math.nan if name == "lag" else number(page.run.step, "floor", "rms")
     chart_width = max(width - _LABEL_WIDTH - _SCALE_WIDTH, 8)
     shown = values[-chart_width:]
     is_high = page.run.verdict == "LAG" if name == "lag" else now > 3.0 * floor
@@ -114,16 +116,18 @@ def _term(page: Page, width: int, height: int, name: str) -> list[Text]:
     )
     value = short(now) if math.isfinite(now) else "unresolved" if page.run.step else "no data"
     ratio = f", now {short(now / floor, 2)}x" if now >= 0 and floor > 0 else ""
-    labels = [
-        Text().append(f"{name:<12}{value}", style=TITLE),
-        Text().append(f"floor {short(floor)}{ratio}", style=DIM),
-    ]
+    beside = f"floor {short(floor)}{ratio}" if name != "lag" else f"mean age {short(_mean_age(page), 2)} versions"
+    labels = [Text().append(f"{name:<12}{value}", style=TITLE), Text().append(beside, style=DIM)]
     scale = _scale(scale_top(shown, floor), floor, height)
     for i, row in enumerate(rows):
         left = labels[i] if i < len(labels) else Text()
         left.truncate(_LABEL_WIDTH - 1, overflow="ellipsis", pad=True)
         rows[i] = fit(left.append(" ").append_text(row).append(f" {scale[i]}", style=DIM), width)
     return rows
+
+
+def _mean_age(page: Page) -> float:
+    return number(page.run.step, "version_age", "mean")
 
 
 def _scale(top: float, floor: float, height: int) -> list[str]:
