@@ -1,0 +1,1 @@
+"""Readers of runs that are over: a tape, or JSON lines."""

@@ -1,0 +1,253 @@
+"""The open file format (README, "File format"), read line by line into the records a hook would have sent.
+
+Two passes: the first notes where each line is and what step it belongs to, the second reads the lines in the order of
+(step, update). Memory holds one small batch of lines and 32 bytes per line of the file, whatever the file's size.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TypeAlias
+
+import numpy as np
+
+from dlc_sentinel.errors import TapeError
+from dlc_sentinel.offline import lines
+from dlc_sentinel.offline.lines import MetaLine, ScalarsLine, SeqLine, SyncedLine
+from dlc_sentinel.records import (
+    F32,
+    I64,
+    UNKNOWN_VERSION,
+    Heartbeat,
+    Hello,
+    Record,
+    Scalars,
+    Source,
+    StepEnd,
+    Synced,
+    Train,
+)
+
+MAX_LINE_BYTES = 256 * 2**20
+BATCH_TOKENS = 2**15
+BATCH_ROWS = 512
+PRODUCER = "file"
+Bytes: TypeAlias = IO[bytes] | gzip.GzipFile
+STREAMS = ("cur", "old", "engine")
+_RANK = {"seq": 0, "scalars": 1, "synced": 2}
+"""Order of the lines of one step: weights are delivered after the step they are named by."""
+
+
+class Interchange:
+    """One `.jsonl` or `.jsonl.gz` file.
+
+    `records` may be iterated once; afterwards `problems` holds (line number, why) of every line that was not used.
+    Raises: TapeError if the file cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.problems: list[tuple[int, str]] = []
+        self.meta = MetaLine()
+        self._number = array("q")
+        self._offset = array("q")
+        self._step = array("q")
+        self._place = array("q")
+        try:
+            with self._open() as file:
+                self._index(file)
+        except (OSError, EOFError) as error:
+            raise TapeError(f"{self.path}: cannot be read ({error}); wanted JSON lines, plain or gzip") from error
+        self.run = self.meta.run or self.path.name.removesuffix(".gz").removesuffix(".jsonl")
+        self._source = Source(self.run, "trainer", PRODUCER)
+        self._mis_sized: Counter[int] = Counter()
+
+    def _open(self) -> Bytes:
+        file = self.path.open("rb")
+        if file.read(2) == b"\x1f\x8b":
+            file.close()
+            return gzip.GzipFile(self.path)
+        file.seek(0)
+        return file
+
+    def _index(self, file: Bytes) -> None:
+        offset = 0
+        for number, text in _numbered(file):
+            at, offset = offset, offset + len(text)
+            if not text.strip():
+                continue
+            try:
+                if len(text) >= MAX_LINE_BYTES:
+                    raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+                key = lines.parse_key(text)
+                if key.type == "meta":
+                    self._take_meta(text)
+                    continue
+            except ValueError as error:
+                self.problems.append((number, str(error)))
+                continue
+            self._number.append(number)
+            self._offset.append(at)
+            self._step.append(key.step)
+            self._place.append(key.update if key.type == "seq" else 2**60 + _RANK[key.type])
+
+    def _take_meta(self, text: bytes) -> None:
+        line = lines.parse(text)
+        if isinstance(line, MetaLine) and self.meta == MetaLine():
+            self.meta = line
+
+    def records(self) -> Iterator[Record]:
+        """Hello, then per step: Train records, Scalars, Synced, StepEnd."""
+        yield Hello(
+            self._source, self.meta.model_name, sampling=self.meta.sampling(), dtypes=self.meta.dtypes(), stack="file"
+        )
+        step: int | None = None
+        batch: list[SeqLine] = []
+        for line in self._in_order():
+            if step is not None and line.step != step:
+                yield from self._end(step, batch)
+            step = line.step
+            if isinstance(line, SeqLine):
+                if batch and (_key(line) != _key(batch[0]) or _is_full(batch)):
+                    yield from self._flush(batch)
+                batch.append(line)
+                continue
+            yield from self._flush(batch)
+            yield self._plain(line)
+        if step is not None:
+            yield from self._end(step, batch)
+
+    def _in_order(self) -> Iterator[SeqLine | ScalarsLine | SyncedLine]:
+        order: I64 = np.lexsort((np.asarray(self._place, np.int64), np.asarray(self._step, np.int64)))
+        with ExitStack() as stack:
+            file = self._open()
+            stack.callback(file.close)
+            if isinstance(file, gzip.GzipFile) and (np.diff(order) < 0).any():
+                # Lines out of order need seeks, which a packed file answers by reading from its start.
+                plain: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(file, plain)
+                file = plain
+            for index in order.tolist():
+                file.seek(self._offset[index])
+                line = self._parse(self._number[index], file.readline())
+                if line is not None:
+                    yield line
+        self.problems.sort()
+
+    def _parse(self, number: int, text: bytes) -> SeqLine | ScalarsLine | SyncedLine | None:
+        """The line, or None and one problem more."""
+        try:
+            line = lines.parse(text)
+            if isinstance(line, SeqLine):
+                self._check(line)
+        except (ValueError, OverflowError) as error:
+            self.problems.append((number, str(error)))
+            return None
+        return None if isinstance(line, MetaLine) else line
+
+    def _check(self, line: SeqLine) -> None:
+        """Raises: ValueError with the numbers when the arrays of a line disagree; its tokens count as mis_sized."""
+        arrays = {name: getattr(line, name) for name in (*STREAMS, "mask", "tokens")}
+        sizes = {name: len(values) for name, values in arrays.items() if values is not None}
+        if sizes.keys().isdisjoint(STREAMS):
+            raise ValueError(f"id {line.id!r}: none of engine, old, cur is there")
+        if len(set(sizes.values())) > 1:
+            self._mis_sized[line.step] += max(sizes.values())
+            raise ValueError(f"id {line.id!r}: lengths disagree: {', '.join(f'{k} {v}' for k, v in sizes.items())}")
+        for name in STREAMS:
+            lines.stream(arrays[name])
+        lines.spans(line.versions, next(iter(sizes.values())))
+
+    def _plain(self, line: ScalarsLine | SyncedLine) -> Record:
+        if isinstance(line, ScalarsLine):
+            values = {name: float("nan") if value is None else float(value) for name, value in line.values.items()}
+            return Scalars(self._source, line.step, values)
+        return Synced(
+            self._source, line.version, line.step, line.label or "", line.checksum or "",
+            float("nan") if line.norm is None else line.norm, -1 if line.tensors is None else line.tensors,
+        )  # fmt: skip
+
+    def _end(self, step: int, batch: list[SeqLine]) -> Iterator[Record]:
+        yield from self._flush(batch)
+        lost = sum(tokens for at, tokens in self._mis_sized.items() if at <= step)
+        if lost:
+            yield Heartbeat(self._source, step, dropped_tokens={"mis_sized": lost})
+        yield StepEnd(self._source, step)
+
+    def _flush(self, batch: list[SeqLine]) -> Iterator[Record]:
+        if batch:
+            yield _train(self._source, batch)
+            batch.clear()
+
+
+def _numbered(file: Bytes) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, bytes); a line that is too long comes in pieces of one number, all but the first empty."""
+    number = 0
+    while text := file.readline(MAX_LINE_BYTES):
+        number += 1
+        yield number, text
+        while len(text) == MAX_LINE_BYTES and not text.endswith(b"\n"):
+            text = file.readline(MAX_LINE_BYTES)
+
+
+def _length(line: SeqLine) -> int:
+    return max(len(getattr(line, name) or ()) for name in STREAMS)
+
+
+def _key(line: SeqLine) -> tuple[object, ...]:
+    """Lines with equal keys fit into one Train record."""
+    present = tuple(getattr(line, name) is None for name in (*STREAMS, "tokens", "versions", "group", "old_version"))
+    return (line.step, line.update, line.version, line.old_is, line.replica, present)
+
+
+def _is_full(batch: list[SeqLine]) -> bool:
+    return len(batch) >= BATCH_ROWS or sum(map(_length, batch)) >= BATCH_TOKENS
+
+
+def _train(source: Source, batch: list[SeqLine]) -> Train:
+    head = batch[0]
+    lengths = [_length(line) for line in batch]
+    offsets_S1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    cur, old, engine = (
+        None if getattr(head, name) is None else np.concatenate([_stream(line, name) for line in batch])
+        for name in STREAMS
+    )
+    start_K = version_K = None
+    if head.versions is not None:
+        spans = [lines.spans(line.versions, length) for line, length in zip(batch, lengths, strict=True)]
+        start_K = np.concatenate([start + at for (start, _), at in zip(spans, offsets_S1[:-1], strict=True)])
+        version_K = np.concatenate([version for _, version in spans])
+    masks = [[1] * n if line.mask is None else line.mask for line, n in zip(batch, lengths, strict=True)]
+    return Train(
+        source=source,
+        step=head.step,
+        version=UNKNOWN_VERSION if head.version is None else head.version,
+        ids=tuple(str(line.id) for line in batch),
+        offsets_S1=offsets_S1,
+        update=head.update,
+        cur_N=cur,
+        old_N=old,
+        engine_N=engine,
+        mask_N=None if all(line.mask is None for line in batch) else np.concatenate([np.array(m) != 0 for m in masks]),
+        span_start_K=start_K,
+        span_version_K=version_K,
+        old_is=head.old_is,
+        old_version_S=None if head.old_version is None else np.array([line.old_version for line in batch], np.int64),
+        groups=() if head.group is None else tuple(str(line.group) for line in batch),
+        advantage_S=np.array([np.nan if line.advantage is None else line.advantage for line in batch], np.float32),
+        tokens_N=None if head.tokens is None else np.concatenate([np.array(line.tokens, np.int32) for line in batch]),
+        replica="" if head.replica is None else str(head.replica),
+    )
+
+
+def _stream(line: SeqLine, name: str) -> F32:
+    values = lines.stream(getattr(line, name))
+    assert values is not None
+    return values

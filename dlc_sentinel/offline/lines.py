@@ -1,0 +1,154 @@
+"""One line of the open file format (README, "File format"), parsed and checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from dlc_sentinel.records import F32, I64, OldIs
+
+Number: TypeAlias = int | float
+Values: TypeAlias = list[float | str | None]
+Int: TypeAlias = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+Versions: TypeAlias = int | list[int | list[int] | None] | None
+"""A number, one per token, or [version, first token] pairs."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What every line may carry; unknown fields are ignored."""
+
+
+class MetaLine(Line, frozen=True, kw_only=True, tag="meta"):
+    run: str = ""
+    model_name: str = ""
+    engine_dtype: str = ""
+    trainer_dtype: str = ""
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Number | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    logprobs_mode: str | None = None
+
+    def sampling(self) -> dict[str, Number | str]:
+        """The sampling facts that are known."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logprobs_mode")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def dtypes(self) -> dict[str, str]:
+        """{"engine": ..., "trainer": ...}, only what is known."""
+        return {side: name for side, name in (("engine", self.engine_dtype), ("trainer", self.trainer_dtype)) if name}
+
+
+class SeqLine(Line, frozen=True, kw_only=True, tag="seq"):
+    step: Int
+    id: str | int
+    update: Int = 0
+    version: Int | None = None
+    group: str | int | None = None
+    engine: Values | None = None
+    old: Values | None = None
+    cur: Values | None = None
+    old_is: OldIs = "absent"
+    old_version: Int | None = None
+    versions: Versions = None
+    mask: list[bool | float] | None = None
+    tokens: list[int] | None = None
+    advantage: float | None = None
+    finish: str | None = None
+    replica: str | int | None = None
+    cached_tokens: Int | None = None
+
+
+class ScalarsLine(Line, frozen=True, kw_only=True, tag="scalars"):
+    step: Int
+    values: dict[str, float | str | None] = {}
+
+
+class SyncedLine(Line, frozen=True, kw_only=True, tag="synced"):
+    step: Int
+    version: Int
+    checksum: str | None = None
+    norm: float | None = None
+    label: str | None = None
+    tensors: Int | None = None
+
+
+AnyLine: TypeAlias = MetaLine | SeqLine | ScalarsLine | SyncedLine
+
+
+class KeyLine(msgspec.Struct, frozen=True):
+    """The part of a line that says where it belongs."""
+
+    type: Literal["meta", "seq", "scalars", "synced"]
+    step: Int = 0
+    update: Int = 0
+
+
+_keys = msgspec.json.Decoder(KeyLine)
+_lines = msgspec.json.Decoder(AnyLine)
+
+
+def parse_key(text: bytes) -> KeyLine:
+    """Kind, step and update of a line.  Raises: ValueError that says what is wrong."""
+    try:
+        return _keys.decode(text)
+    except msgspec.DecodeError:
+        return msgspec.convert(_lenient(text), KeyLine)
+
+
+def parse(text: bytes) -> AnyLine:
+    """The line.  Raises: ValueError (msgspec.ValidationError is one) that says what is wrong, and where."""
+    try:
+        return _lines.decode(text)
+    except msgspec.DecodeError:
+        line: AnyLine = msgspec.convert(_lenient(text), AnyLine)
+        return line
+
+
+def _lenient(text: bytes) -> object:
+    """The line as Python's own json module writes it: bare NaN and Infinity, numbers like 3.0 for whole ones."""
+    try:
+        tree = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    return {key: _whole(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def stream(values: Values | None) -> F32 | None:
+    """Logprobs as float32; null, NaN and "NaN" as nan.  Raises: ValueError for a text that is no number."""
+    if values is None:
+        return None
+    with np.errstate(over="ignore"):  # -3.4e39 and its like become -inf, and are refused as such
+        return np.array(values, np.float32)
+
+
+def spans(versions: Versions, length: int) -> tuple[I64, I64]:
+    """(first token, version) of each span of equal generator version; unknown = -1.
+
+    Raises: ValueError if a list has neither one version per token nor ascending [version, first token] pairs from 0.
+    """
+    if versions is None or isinstance(versions, int):
+        return np.zeros(1, np.int64), np.array([-1 if versions is None else versions], np.int64)
+    pairs = [entry for entry in versions if isinstance(entry, list)]
+    if pairs:
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError("versions holds a list that is no [version, first token] pair")
+        starts = np.array([start for _, start in pairs], np.int64)
+        ascending = starts[0] == 0 and bool((np.diff(starts) > 0).all()) and int(starts[-1]) < max(length, 1)
+        if len(pairs) != len(versions) or not ascending:
+            raise ValueError(f"versions pairs start at {starts.tolist()[:8]}; wanted ascending from 0, below {length}")
+        return starts, np.array([version for version, _ in pairs], np.int64)
+    if len(versions) != length:
+        raise ValueError(f"versions has {len(versions)} entries for {length} tokens")
+    version_T = np.array([-1 if v is None else v for v in versions], np.int64)
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(version_T)) + 1]).astype(np.int64)[:length]
+    return starts, version_T[starts]

@@ -1,0 +1,1 @@
+"""Frames and states on disk. Knows bytes and times, not what they mean."""

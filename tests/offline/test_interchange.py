@@ -1,0 +1,265 @@
+"""JSON lines become the records a hook would have sent, whatever state the file is in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+
+from dlc_sentinel.errors import TapeError
+from dlc_sentinel.offline.interchange import BATCH_TOKENS, Interchange
+from dlc_sentinel.records import Heartbeat, Hello, Scalars, StepEnd, Synced, Train
+
+
+def seq(step=0, name="s", **fields):
+    return {
+        "type": "seq",
+        "step": step,
+        "version": step,
+        "id": name,
+        "engine": [-1.0, -2.0],
+        "cur": [-1.5, -2.5],
+    } | fields
+
+
+def write(path, *rows):
+    path.write_text("".join(row + "\n" if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path):
+    file = Interchange(path)
+    return list(file.records()), file
+
+
+def trains(records):
+    return [record for record in records if isinstance(record, Train)]
+
+
+def rows(records):
+    """(step, update, id, first cur) of every sequence, in the order the monitor sees them."""
+    return [
+        (r.step, r.update, name, float(r.cur_N[at]))
+        for r in trains(records)
+        for name, at in zip(r.ids, r.offsets_S1, strict=False)
+    ]
+
+
+def test_one_line_with_every_field_becomes_one_train_record(tmp_path):
+    line = seq(
+        12, "s1", update=3, version=11, group="p1", engine=[-1, None, "-Infinity"], old=[-1, -2, -3], cur=[-4, -5, -6],
+        old_is="generator", old_version=9, versions=[[9, 0], [10, 2]], mask=[1, 1, 0], tokens=[5, 6, 7], advantage=0.5,
+        finish="stop", replica="2", cached_tokens=4,
+    )  # fmt: skip
+
+    (record,) = trains(read(write(tmp_path / "a.jsonl", line))[0])
+
+    assert (record.step, record.update, record.version, record.ids, record.groups) == (12, 3, 11, ("s1",), ("p1",))
+    np.testing.assert_array_equal(record.engine_N, np.array([-1, np.nan, -np.inf], np.float32))
+    np.testing.assert_array_equal(record.old_N, np.array([-1, -2, -3], np.float32))
+    np.testing.assert_array_equal(record.cur_N, np.array([-4, -5, -6], np.float32))
+    assert (record.old_is, record.old_version_S.tolist(), record.replica) == ("generator", [9], "2")
+    assert (record.span_start_K.tolist(), record.span_version_K.tolist()) == ([0, 2], [9, 10])
+    assert (record.mask_N.tolist(), record.tokens_N.tolist()) == ([True, True, False], [5, 6, 7])
+    assert record.advantage_S.tolist() == [0.5]
+    assert record.cur_N.dtype == np.float32 and record.mask_N.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("versions", "starts", "values"),
+    [
+        (9, [0], [9]),
+        ([9, 9, 10], [0, 2], [9, 10]),
+        ([[9, 0], [10, 1]], [0, 1], [9, 10]),
+        ([None, 3, 3], [0, 1], [-1, 3]),
+    ],
+)
+def test_versions_are_a_number_one_per_token_or_pairs(tmp_path, versions, starts, values):
+    line = seq(engine=[-1, -1, -1], cur=[-1, -1, -1], versions=versions)
+
+    (record,) = trains(read(write(tmp_path / "a.jsonl", line))[0])
+
+    assert (record.span_start_K.tolist(), record.span_version_K.tolist()) == (starts, values)
+
+
+def test_spans_of_packed_lines_start_at_their_lines(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", seq(name="a", versions=4), seq(name="b", versions=[4, 5]), seq(name="c", versions=6)
+    )
+
+    (record,) = trains(read(path)[0])
+
+    assert record.offsets_S1.tolist() == [0, 2, 4, 6]
+    assert (record.span_start_K.tolist(), record.span_version_K.tolist()) == ([0, 2, 3, 4], [4, 4, 5, 6])
+
+
+def test_absent_fields_stay_unknown(tmp_path):
+    (record,) = trains(read(write(tmp_path / "a.jsonl", {"type": "seq", "step": 1, "id": 7, "cur": [-1]}))[0])
+
+    assert (record.version, record.ids, record.groups, record.old_is) == (-1, ("7",), (), "absent")
+    assert record.engine_N is record.old_N is record.mask_N is record.span_version_K is record.old_version_S is None
+
+
+def test_lines_of_unlike_shape_are_not_packed_together(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl",
+        seq(name="a"),
+        seq(name="b", group="g"),
+        seq(name="c", old=[-1, -1]),
+        seq(name="d", version=9),
+    )
+
+    assert [record.ids for record in trains(read(path)[0])] == [("a",), ("b",), ("c",), ("d",)]
+
+
+def test_a_masked_line_packs_with_an_unmasked_one(tmp_path):
+    (record,) = trains(read(write(tmp_path / "a.jsonl", seq(name="a", mask=[0, 1]), seq(name="b")))[0])
+
+    assert record.mask_N.tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_lines_in_any_order_are_read_by_step_and_update(tmp_path, suffix):
+    lines = [seq(step, f"{step}.{update}.{i}", update=update, cur=[-float(step), -1.0])
+             for step in (3, 4, 7) for update in (0, 1) for i in range(2)]  # fmt: skip
+    lines += [{"type": "scalars", "step": step, "values": {"reward": step}} for step in (3, 4, 7)]
+    lines += [{"type": "synced", "step": step, "version": step + 1} for step in (3, 7)]
+    lines += [{"type": "meta", "run": "shuffled"}]
+    random.Random(1).shuffle(lines)
+    path = tmp_path / f"a{suffix}"
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
+
+    records, file = read(path)
+
+    assert file.run == "shuffled" and file.problems == []
+    assert [(step, update) for step, update, _, _ in rows(records)] == [
+        (s, u) for s in (3, 4, 7) for u in (0, 1) for _ in range(2)
+    ]
+    kinds = [type(record).__name__ for record in records]
+    assert kinds == ["Hello", "Train", "Train", "Scalars", "Synced", "StepEnd", "Train", "Train", "Scalars", "StepEnd",
+                     "Train", "Train", "Scalars", "Synced", "StepEnd"]  # fmt: skip
+
+
+def test_lines_of_one_update_keep_the_order_of_the_file(tmp_path):
+    names = [f"n{i}" for i in (3, 1, 2)]
+
+    records, _ = read(write(tmp_path / "a.jsonl", seq(9, "last"), *(seq(1, name) for name in names)))
+
+    assert [name for _, _, name, _ in rows(records)] == [*names, "last"]
+
+
+def test_lines_that_do_not_parse_are_reported_by_number_and_the_rest_is_used(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl",
+        seq(name="a"),                                              # 1
+        "not json",
+        "",                                                         # 3: empty lines are no fault
+        seq(name="b", versions=[1, 2, 3]),
+        seq(name="c", versions=[[1, 1]]),                           # 5
+        '{"type":"seq","step":"x","id":"d"}',
+        '{"type":"seq","step":0}',                                  # 7
+        '{"type":"what","step":0}',
+        "[1,2]",                                                    # 9
+        seq(name="e", cur=["abc", 1]),
+        "[" * 5000,                                                 # 11
+        '{"type":"seq","step":1e999,"id":"f"}',
+        seq(name="g", engine=None, cur=None),                       # 13
+        seq(name="z"),
+    )  # fmt: skip
+
+    records, file = read(path)
+
+    assert [number for number, _ in file.problems] == [2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    assert [name for _, _, name, _ in rows(records)] == ["a", "z"]
+
+
+def test_arrays_of_unlike_length_are_refused_with_the_numbers(tmp_path):
+    _, file = read(write(tmp_path / "a.jsonl", seq(name="a", cur=[-1.0, -2.0, -3.0])))
+
+    assert file.problems == [(1, "id 'a': lengths disagree: cur 3, engine 2")]
+
+
+def test_tokens_of_refused_lines_are_counted_with_their_step(tmp_path):
+    path = write(tmp_path / "a.jsonl", seq(1), seq(2, "bad", cur=[-1.0] * 5), seq(2), seq(3))
+
+    records, _ = read(path)
+
+    told = [(r.last_step, dict(r.dropped_tokens)) for r in records if isinstance(r, Heartbeat)]
+    assert told == [(2, {"mis_sized": 5}), (3, {"mis_sized": 5})]
+
+
+def test_bare_nan_and_infinity_as_python_writes_them_are_read(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", '{"type":"seq","step":1,"id":"a","cur":[NaN,-Infinity,-1],"engine":["NaN",null,-1]}'
+    )
+
+    (record,) = trains(read(path)[0])
+
+    np.testing.assert_array_equal(record.cur_N, np.array([np.nan, -np.inf, -1], np.float32))
+    np.testing.assert_array_equal(record.engine_N, np.array([np.nan, np.nan, -1], np.float32))
+
+
+def test_a_repeated_id_reaches_the_monitor_which_counts_it(tmp_path):
+    records, file = read(write(tmp_path / "a.jsonl", seq(name="a"), seq(name="a")))
+
+    assert [name for _, _, name, _ in rows(records)] == ["a", "a"] and file.problems == []
+
+
+def test_the_meta_line_becomes_a_hello(tmp_path):
+    meta = {"type": "meta", "run": "r1", "temperature": 1.0, "top_k": -1, "logprobs_mode": "processed_logprobs",
+            "engine_dtype": "bfloat16", "trainer_dtype": "float32"}  # fmt: skip
+
+    hello = read(write(tmp_path / "a.jsonl", meta, seq()))[0][0]
+
+    assert isinstance(hello, Hello) and hello.source.run == "r1"
+    assert hello.sampling == {"temperature": 1.0, "top_k": -1, "logprobs_mode": "processed_logprobs"}
+    assert hello.dtypes == {"engine": "bfloat16", "trainer": "float32"}
+
+
+def test_without_a_meta_line_the_run_is_named_by_the_file(tmp_path):
+    assert Interchange(write(tmp_path / "my-run.jsonl", seq())).run == "my-run"
+
+
+def test_scalars_and_syncs_keep_their_values(tmp_path):
+    records, _ = read(write(
+        tmp_path / "a.jsonl",
+        {"type": "scalars", "step": 2, "values": {"reward": 0.5, "entropy": None, "lr": 1e-6}},
+        {"type": "synced", "step": 2, "version": 3, "checksum": "ab12", "norm": 2.5},
+    ))  # fmt: skip
+
+    (scalars,) = [r for r in records if isinstance(r, Scalars)]
+    (synced,) = [r for r in records if isinstance(r, Synced)]
+    assert scalars.values["reward"] == 0.5 and np.isnan(scalars.values["entropy"])
+    assert (synced.step, synced.version, synced.checksum, synced.norm, synced.tensors) == (2, 3, "ab12", 2.5, -1)
+
+
+def test_a_long_step_becomes_records_of_bounded_size(tmp_path):
+    path = write(tmp_path / "a.jsonl", *(seq(1, f"s{i}", engine=[-1.0] * 4096, cur=[-1.0] * 4096) for i in range(20)))
+
+    sizes = [int(record.offsets_S1[-1]) for record in trains(read(path)[0])]
+
+    assert sum(sizes) == 20 * 4096 and max(sizes) <= BATCH_TOKENS + 4096 and len(sizes) > 1
+
+
+def test_an_empty_file_gives_a_hello_and_nothing_else(tmp_path):
+    records, file = read(write(tmp_path / "a.jsonl"))
+
+    assert [type(r) for r in records] == [Hello] and file.problems == []
+    assert not [r for r in records if isinstance(r, StepEnd)]
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
+    with pytest.raises(TapeError, match=r"missing\.jsonl"):
+        Interchange(tmp_path / "missing.jsonl")
+
+
+def test_a_gzip_file_cut_short_is_refused_by_name(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(seq()).encode() * 1000)[:-20])
+
+    with pytest.raises(TapeError, match=r"a\.jsonl\.gz"):
+        Interchange(path)
