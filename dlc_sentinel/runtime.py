@@ -22,6 +22,7 @@ from typing import Protocol
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.errors import FrameError
+from dlc_sentinel.maths.arrays import prime_allocator
 from dlc_sentinel.records import Command, Event, Json, Level, Snapshot
 from dlc_sentinel.sinks.base import Sink
 from dlc_sentinel.tape import schema
@@ -37,7 +38,7 @@ PUBLISH_S = 0.5
 POLL_MS = 200
 DRAIN_S = 2.0
 """After `stop`, how long what had arrived by then is still taken: a job that goes on sending must not hold us."""
-DRAIN_POLL_MS = 20
+DRAIN_POLL_MS = 100
 HEADER_AT = 8
 """Where a frame's header begins; the tape's `header` column ends with it."""
 KEPT_KINDS = frozenset({"step", "command", "ack", "breaker"})
@@ -142,6 +143,7 @@ class Runtime:
 
     def run(self) -> None:
         """Returns after `stop`, or when the source is over; everything is closed then."""
+        prime_allocator()
         try:
             while not self._stopped.is_set() and self.step(POLL_MS):
                 pass

@@ -209,3 +209,5 @@ class ClosedStep:
     facts: StepFacts
     sums: GroupSums
     bound_sums: GroupSums
+    state: Mapping[str, Json] = field(default_factory=dict)
+    """`facts.to_json()`, made once: the state file is written at every step."""

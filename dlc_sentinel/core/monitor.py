@@ -22,7 +22,7 @@ class Monitor:
     `keep_steps`: closed steps kept for `report` and the snapshot; None = all.
     """
 
-    def __init__(self, config: Config, *, replaying: bool = False, keep_steps: int | None = 4096) -> None:
+    def __init__(self, config: Config, *, replaying: bool = False, keep_steps: int | None = 512) -> None:
         self._config = config
         self._replaying = replaying
         self._keep_steps = keep_steps

@@ -270,7 +270,7 @@ class RunMonitor:
         self._last_closed = max(self._last_closed, step)
         closed = window.close(list(self._closed), pool_after_step=self._decider.pool_after_step)
         facts = self._complete(closed.facts)
-        self._closed.append(ClosedStep(facts, closed.sums, closed.bound_sums))
+        self._closed.append(ClosedStep(facts, closed.sums, closed.bound_sums, facts.to_json()))
         public = facts.to_public()
         self._steps.append(public)
         events = [self._ledger.event("step", _step_text(facts, self._config), "INFO", now_s, step, public)]
@@ -386,7 +386,7 @@ class RunMonitor:
             "floors": self._floors.to_json(),
             "findings": self._findings.to_json(),
             "decider": self._decider.to_json(),
-            "facts": [c.facts.to_json() for c in self._closed],
+            "facts": [c.state for c in self._closed],
             "ledger": self._ledger.to_json(),
             "num_tokens": self._num_tokens,
             "dropped": self._dropped,
@@ -407,7 +407,7 @@ class RunMonitor:
         self._decider.load(tree["decider"])
         for item in tree["facts"]:
             facts = from_json(item)
-            self._closed.append(ClosedStep(facts, GroupSums(), GroupSums()))
+            self._closed.append(ClosedStep(facts, GroupSums(), GroupSums(), dict(item)))
             self._steps.append(facts.to_public())
         self._ledger.load(tree["ledger"])
         self._num_tokens = dict(tree["num_tokens"])

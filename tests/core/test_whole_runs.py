@@ -415,3 +415,45 @@ def test_too_few_blocks_even_when_pooled_only_act_below_one_quarter():
         job.step(step, gen_version=step, version=step + 1, lag=0.2, rows=1, length=64)
 
     assert commands(job.events) == []
+
+
+def test_no_resync_follows_while_a_tenth_of_the_rows_is_older_than_what_was_delivered():
+    job = Job()
+    for step in range(6):
+        job.step(step, gen_version=0, lag=0.06 * step)
+    (command,) = commands(job.events)
+    job.ack(command, version=6, step=5)
+    for step in range(6, 16):
+        fresh = make_train(step, gen_version=step, ids=[f"f{step}-{i}" for i in range(32)])
+        old = make_train(step, gen_version=0, lag=0.5, ids=[f"o{step}-{i}" for i in range(32)])
+        job.step(step, fresh, old)
+
+    assert job.report()["steps"][-1]["lag_ess"]["32"] < 0.25
+    assert len(commands(job.events)) == 1
+
+
+def test_two_resyncs_keep_the_minimum_interval():
+    job = Job(config=Config(act=Act(min_interval_steps=7, pending_tokens=1, pending_groups=1)))
+
+    run_lagging(job, 40, per_age=0.5)
+
+    sent_at = [c["issued_step"] for c in commands(job.events)]
+    assert len(sent_at) >= 3 and min(b - a for a, b in pairwise(sent_at)) == 7
+
+
+def test_three_steps_of_exactly_zero_lag_are_needed_before_unwired_is_thought_of():
+    job = Job()
+    for step in range(4):
+        job.step(step, gen_version=max(step - 1, 0), lag=0.0)
+
+    assert job.report()["verdict"] == "HEALTHY"
+    job.step(4, gen_version=3, lag=0.0)
+    assert job.report()["verdict"] == "UNWIRED"
+
+
+def test_observe_mode_waits_for_no_answer():
+    job = Job(mode="observe")
+
+    run_lagging(job, 40, obey=False)
+
+    assert len(commands(job.events)) == 1 and of_kind(job.events, "ack") == []
