@@ -18,17 +18,28 @@ from dlc_sentinel.wire.codec import decode
 RUNGS = {"1": 1, "8": 8, "32": 32, "128": 128, "512": 512, "inf": None}
 
 
-def recompute(directory, horizon=32):
-    """{step: the numbers of its step object}."""
+def recompute(directory, horizon=32, run=None, only=None):
+    """{step: the numbers of its step object}, of one run (or of the only one), for the steps in `only`."""
     rows = {}
     for frame in read_tape(directory):
         if frame.channel != "data":
             continue
         record, _ = decode(frame.frame)
-        if isinstance(record, Train):
+        if isinstance(record, Train) and run in (None, record.source.run) and (only is None or record.step in only):
             for row in rows_of(record):
                 rows.setdefault(record.step, {}).setdefault(record.update, []).append(row)
     return {step: numbers(updates, horizon, step) for step, updates in sorted(rows.items())}
+
+
+def agree(a, b):
+    """True when the published value is the recomputed one to 1e-9; keys that only it has do not count."""
+    if isinstance(b, dict):
+        return all(agree(a[key], value) for key, value in b.items())
+    if isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(agree, a, b))
+    if b is None or isinstance(b, str):
+        return a == b
+    return a is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def rows_of(record):

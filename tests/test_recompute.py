@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from factories import make_source, make_train
-from plain import recompute
+from plain import agree, recompute
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.records import StepEnd
@@ -52,16 +50,6 @@ def published(tmp_path_factory):
     return {step["step"]: step for step in report["steps"]}, recompute(folder)
 
 
-def close(a, b):
-    if isinstance(b, dict):
-        return all(close(a[key], value) for key, value in b.items())
-    if isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(close, a, b))
-    if b is None or isinstance(b, str):
-        return a == b
-    return a is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
-
-
 def test_every_step_was_published(published):
     steps, plain = published
 
@@ -72,6 +60,6 @@ def test_every_step_was_published(published):
 def test_the_numbers_of_a_step_agree_to_1e_9(published, step):
     steps, plain = published
 
-    wrong = {key: (steps[step][key], v) for key, v in plain[step].items() if not close(steps[step][key], v)}
+    wrong = {key: (steps[step][key], v) for key, v in plain[step].items() if not agree(steps[step][key], v)}
 
     assert wrong == {}

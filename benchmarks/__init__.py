@@ -1,0 +1,1 @@
+"""Speed, memory and detection, each bench one module with `run() -> dict`. `python -m benchmarks` runs them all."""

@@ -1,0 +1,64 @@
+"""What is printed and where: data on stdout, everything said to a person on stderr, colour only where it is wanted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dlc_sentinel.plaintext import plain
+from dlc_sentinel.records import Json
+
+
+def no_color() -> bool:
+    """True where the user asked for none (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def console() -> Console:
+    """Stdout, for renderables; colour and cursor movement only on a terminal."""
+    return Console(file=sys.stdout, no_color=no_color() or None, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """One line for a person, on stderr."""
+    print(f"dlc-sentinel: {text}", file=sys.stderr, flush=True)
+
+
+def data(text: str) -> None:
+    """Text on stdout as it is."""
+    print(text, flush=True)
+
+
+def data_json(value: Json) -> None:
+    """One JSON object on one line of stdout; raises where a NaN would get into it."""
+    data(json.dumps(value, allow_nan=False, separators=(",", ":")))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A plain table on stdout; text from outside is made inert."""
+    grid = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for name in columns:
+        grid.add_column(name, overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(plain(cell, 200)) for cell in row))
+    shown = console()
+    if not shown.is_terminal:
+        # A pipe has no width: rows stay whole, for grep.
+        shown.width = 400
+    shown.print(grid)
+
+
+def log_to_stderr(level: int) -> None:
+    """Log records of this package go to stderr, one line each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("dlc-sentinel: %(message)s"))
+    log = logging.getLogger("dlc_sentinel")
+    log.handlers = [handler]
+    log.setLevel(level)

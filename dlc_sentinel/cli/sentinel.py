@@ -1,0 +1,175 @@
+"""A live sentinel put together: tape, sockets, monitor, sinks; and the two ways to run it (here, or in a thread)."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from dlc_sentinel.cli import reset_token, screen
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.monitor import Monitor
+from dlc_sentinel.errors import AddressError, TapeError
+from dlc_sentinel.records import Event, Json, Snapshot
+from dlc_sentinel.runtime import LiveSource, Runtime
+from dlc_sentinel.sinks.alert_lines import AlertLines
+from dlc_sentinel.sinks.base import Sink
+from dlc_sentinel.sinks.event_log import EventLog
+from dlc_sentinel.sinks.prometheus import PrometheusSink
+from dlc_sentinel.tape.recorder import Recorder
+from dlc_sentinel.tape.replay import last_states
+from dlc_sentinel.tape.schema import is_tape
+from dlc_sentinel.wire.receiver import Receiver
+
+EVENTS_FILE = "events.jsonl"
+_JOIN_S = 20.0
+_log = logging.getLogger(__name__)
+
+
+class Latest:
+    """The sink that a view in the same process reads from: call it for the newest snapshot."""
+
+    def __init__(self) -> None:
+        self._snapshot: Snapshot | None = None
+
+    def handle(self, event: Event) -> None:
+        """Nothing: the snapshot holds all that is shown."""
+
+    def publish(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def __call__(self) -> Snapshot:
+        """The newest snapshot. Raises: OSError while there is none."""
+        if self._snapshot is None:
+            raise OSError("nothing published yet")
+        return self._snapshot
+
+
+def build_sinks(config: Config, *, alerts: bool = True) -> tuple[Sink, ...]:
+    """Who hears the events of a live sentinel; `alerts` = lines on stderr. Raises: AddressInUse, OSError."""
+    return (
+        *([AlertLines(sys.stderr, no_color=screen.no_color())] if alerts else ()),
+        *([EventLog(Path(config.tape.dir) / EVENTS_FILE)] if config.tape.dir else ()),
+        PrometheusSink(config.serve.metrics_host, config.serve.metrics_port),
+    )
+
+
+class Sentinel:
+    """Bound on construction, so that its addresses are known; then `run` it here, or `start` and `stop` a thread of it.
+
+    Goes on from the state of config.tape.dir where there is one. Closed when it ends, or by leaving the `with`.
+    Raises: AddressInUse, AddressError, KeysError, TapeError.
+    """
+
+    def __init__(self, config: Config, *extra: Sink, alerts: bool = True) -> None:
+        serve = config.serve
+        self.error: Exception | None = None
+        """What ended the thread before its time."""
+        with ExitStack() as undo:
+            recorder = None
+            if config.tape.dir:
+                recorder = Recorder(config.tape.dir, config.tape.token_bytes, config.tape.part_bytes)
+                undo.callback(recorder.close, 0.0)
+            states = _states(config)
+            receiver = Receiver(
+                serve.address,
+                keys=serve.keys or None,
+                insecure=serve.insecure,
+                max_frame_bytes=serve.max_frame_bytes,
+            )
+            undo.callback(receiver.close)
+            sinks = (*build_sinks(config, alerts=alerts), *extra)
+            self.address = receiver.address
+            self.metrics = next(sink for sink in sinks if isinstance(sink, PrometheusSink))
+            undo.callback(self.metrics.close)
+            self.runtime = Runtime(config, LiveSource(receiver, states), Monitor(config), recorder, sinks)
+            self._token = self._allow_resets()
+            undo.pop_all()
+        self._thread = threading.Thread(target=self._guarded, name="dlc-sentinel-runtime")
+
+    def __enter__(self) -> Sentinel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def addresses(self) -> dict[str, Json]:
+        """{"data", "control", "metrics"}: the first is the value for DLC_SENTINEL, the last a base URL."""
+        return {"data": self.address.data, "control": self.address.control, "metrics": self.metrics.url}
+
+    def run(self) -> None:
+        """Returns after `runtime.stop()`; everything is closed then."""
+        self.runtime.run()
+
+    def start(self) -> None:
+        """Runs in a thread from now on; a fault there is in `error`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Drains and closes; a second call does nothing."""
+        self.runtime.stop()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+        else:
+            self.runtime.close()
+        if self._token:
+            reset_token.remove(self.metrics.port, self._token)
+
+    def _guarded(self) -> None:
+        try:
+            self.runtime.run()
+        except Exception as error:  # noqa: BLE001  # the job beside it goes on; whoever stops the sentinel reads it
+            self.error = error
+            _log.error("the sentinel ended: %s: %s", type(error).__name__, error)
+
+    def _allow_resets(self) -> str:
+        try:
+            secret = reset_token.write(self.metrics.port)
+        except (OSError, AddressError) as error:
+            _log.warning("`actions reset` will not reach this sentinel: %s", error)
+            return ""
+        self.metrics.accept_resets(secret, self.runtime.reset_breaker)
+        return secret
+
+
+def _states(config: Config) -> dict[str, Json]:
+    """{run: state} to go on from. Raises: TapeError for states that this version cannot read."""
+    if not config.tape.dir or not is_tape(config.tape.dir):
+        return {}
+    states = last_states(config.tape.dir)
+    trial = Monitor(config)
+    for run, state in states.items():
+        try:
+            trial.load_state(run, state)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TapeError(
+                f"{config.tape.dir}: the state of run {run!r} is of another version ({type(error).__name__}: {error}); "
+                "choose another --tape folder"
+            ) from error
+    return states
+
+
+@contextmanager
+def until_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `stop` once; the next one ends the process as if nothing were here."""
+    caught = (signal.SIGTERM, signal.SIGINT)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        for each in caught:
+            signal.signal(each, before[each])
+        stop()
+
+    before = {each: signal.signal(each, on_signal) for each in caught}
+    try:
+        yield
+    finally:
+        for each in caught:
+            signal.signal(each, before[each])

@@ -1,0 +1,218 @@
+"""A sentinel as a program: addresses, the view over HTTP, an orderly end, kill -9, a second one at the same place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import urllib.request
+
+import pytest
+from factories_cli import connect, ended, program, send_step, wait_until
+
+from dlc_sentinel.cli import reset_token
+from dlc_sentinel.cli.sentinel import Sentinel, build_sinks
+from dlc_sentinel.config import Config, Serve, Tape
+from dlc_sentinel.errors import TapeError
+from dlc_sentinel.runtime import Runtime, replay
+from dlc_sentinel.sinks.alert_lines import AlertLines
+from dlc_sentinel.sinks.event_log import EventLog
+from dlc_sentinel.sinks.prometheus import PrometheusSink
+from dlc_sentinel.tape.recorder import Recorder
+from dlc_sentinel.tape.schema import STATE_KIND
+
+slow = pytest.mark.slow
+
+
+def feed(address, steps, **changes):
+    hook = connect(address)
+    for step in steps:
+        send_step(hook, step, **changes)
+    hook.close()
+
+
+def shown(cli, url):
+    """The run that `watch --once --json` shows, None while there is none."""
+    done = cli("watch", url, "--once", "--json")
+    runs = done.json()["runs"] if done.out else []
+    return runs[0] if runs else None
+
+
+def test_the_sinks_are_a_tuple_to_be_read(home):
+    config = Config(tape=Tape(dir=str(home)), serve=Serve(metrics_port=0))
+
+    sinks = build_sinks(config)
+    for sink in sinks:
+        sink.close()
+
+    assert [type(sink) for sink in sinks] == [AlertLines, EventLog, PrometheusSink]
+
+
+@slow
+def test_serve_prints_where_it_listens_and_exits_0_when_told_to_stop(serving, home):
+    served = serving("--tape", home / "tape")
+    pid = served.info["pid"]
+    scrape = urllib.request.urlopen(served.url + "/healthz", timeout=5).read()
+    path = reset_token.path_for(int(served.url.rpartition(":")[2]))
+    mode = stat.S_IMODE(path.stat().st_mode)
+
+    done = served.end()
+
+    assert served.info["data"] == f"ipc://{home}/s.sock" and served.info["control"] == f"ipc://{home}/s.sock.ctl"
+    assert pid == served.process.pid and scrape == b"alive\n"
+    assert done.code == 0 and done.out == ""
+    for word in (served.info["data"], served.info["control"], f"{served.url}/metrics", str(home / "tape")):
+        assert word in done.err
+    assert mode == 0o600 and not path.exists()
+
+
+@slow
+def test_what_had_arrived_before_the_stop_is_judged_and_on_the_tape(serving, cli, home):
+    served = serving("--tape", home / "tape")
+    hook = connect(served.info["data"])
+    send_step(hook, 0)
+    wait_until(lambda: (run := shown(cli, served.url)) and run["last_step"] == 0)
+
+    served.process.send_signal(signal.SIGSTOP)
+    for _ in range(100):
+        # More frames than one look at the sockets takes.
+        hook.scalars(1, {"reward": 0.5})
+    send_step(hook, 1)
+    wait_until(lambda: hook.account()[2] == 0)
+    served.process.send_signal(signal.SIGTERM)
+    served.process.send_signal(signal.SIGCONT)
+    done = ended(served.process)
+    hook.close()
+    _, _, report = replay(home / "tape", Config())
+
+    assert done.code == 0 and [step["step"] for step in report["steps"]] == [0, 1]
+
+
+@slow
+def test_watch_once_shows_the_run_as_text_and_as_json(serving, cli):
+    served = serving()
+    before = wait_until(lambda: (done := cli("watch", served.url, "--once")).out and done)
+    feed(served.info["data"], range(4))
+
+    wait_until(lambda: (run := shown(cli, served.url)) and run["last_step"] == 3)
+    text = cli("watch", f"{served.url}/metrics", "--once")
+
+    assert before.code == 1 and "BLIND" in before.out
+    assert text.code == 0 and "HEALTHY" in text.out and "step 3" in text.out and "\x1b" not in text.out
+
+
+def test_watch_without_a_sentinel_exits_1_and_says_so(cli):
+    done = cli("watch", "http://127.0.0.1:1", "--once", "--json")
+
+    assert done.code == 1 and done.out == "" and "is `dlc-sentinel serve` running there?" in done.err
+
+
+@slow
+def test_a_killed_sentinel_goes_on_from_its_tape_and_the_job_does_not_notice(serving, cli, home):
+    first = serving("--tape", home / "tape")
+    hook = connect(first.info["data"])
+    for step in range(6):
+        send_step(hook, step, gen=0, lag=0.01 + 0.1 * step)
+    before = wait_until(lambda: (run := shown(cli, first.url)) and run["last_step"] == 5 and run)
+
+    first.kill()
+    second = serving("--tape", home / "tape")
+    resumed = wait_until(lambda: shown(cli, second.url))
+    for step in range(6, 9):
+        send_step(hook, step)
+    after = wait_until(lambda: (run := shown(cli, second.url)) and run["last_step"] == 8 and run)
+    hook.close()
+
+    assert resumed["last_step"] == 5 and resumed["verdict"] == before["verdict"] == "LAG"
+    assert resumed["commands"] == before["commands"] != []
+    assert [step["step"] for step in after["history"]] == list(range(9)) and hook.num_errors == {}
+
+
+@slow
+@pytest.mark.parametrize("address", ["ipc", "tcp://127.0.0.1:0"])
+def test_a_second_sentinel_at_the_same_address_is_refused_by_name(serving, home, address):
+    served = serving(address=f"ipc://{home}/s.sock" if address == "ipc" else address)
+    address = served.info["data"]
+
+    second = ended(program("serve", "--set", f"serve.address={address}", "--set", "serve.metrics_port=0"))
+
+    assert second.code == 2 and address in second.err
+    assert (f"pid {served.info['pid']}" in second.err) or ("is in use" in second.err)
+    assert served.process.poll() is None
+
+
+@slow
+def test_a_second_sentinel_on_the_same_metrics_port_or_tape_is_refused(serving, home):
+    served = serving("--tape", home / "tape")
+    port = served.url.rpartition(":")[2]
+    other = ["--set", f"serve.address=ipc://{home}/other.sock"]
+
+    on_port = ended(program("serve", *other, "--set", f"serve.metrics_port={port}"))
+    on_tape = ended(program("serve", *other, "--set", "serve.metrics_port=0", "--tape", home / "tape"))
+
+    assert on_port.code == 2 and "serve.metrics_port" in on_port.err
+    assert on_tape.code == 2 and "another sentinel records here" in on_tape.err
+
+
+@slow
+def test_doctor_finds_a_usable_machine_and_who_holds_the_address(serving, cli, home):
+    served = serving()
+    port = served.url.rpartition(":")[2]
+
+    done = cli("doctor", "--json", "--set", f"serve.address=ipc://{home}/s.sock", "--set", f"serve.metrics_port={port}")
+    found = {check["name"]: check for check in done.json()["checks"]}
+
+    assert done.code == 0 and done.json()["ok"] is True
+    assert f"held by pid {served.info['pid']}" in found["address"]["text"]
+    assert f"a sentinel answers there (pid {served.info['pid']})" in found["metrics port"]["text"]
+    assert found["round trip"]["state"] == "ok" and "HEALTHY" in found["round trip"]["text"]
+
+
+def test_doctor_fails_on_keys_that_others_can_read_and_says_the_fix(cli, home):
+    cli("keys", "new", "k")
+    os.chmod(home / "k" / "sentinel.secret", 0o644)
+
+    done = cli("doctor", "--set", "serve.keys=k", "--set", "serve.metrics_port=0")
+    line = next(line for line in done.out.splitlines() if " keys: " in line)
+
+    assert done.code == 1 and line.startswith("fail") and "chmod 600" in line
+
+
+def test_doctor_fails_on_a_tape_folder_that_takes_no_files(cli, home):
+    (home / "file").write_text("")
+
+    done = cli("doctor", "--set", f"tape.dir={home}/file", "--set", "serve.metrics_port=0", "--json")
+
+    assert done.code == 1
+    assert next(c for c in done.json()["checks"] if c["name"] == "tape")["state"] == "fail"
+
+
+@slow
+def test_ctrl_c_is_an_orderly_end(serving):
+    served = serving()
+    os.kill(served.process.pid, signal.SIGINT)
+
+    assert ended(served.process).code == 0
+
+
+def test_a_fault_in_the_sentinel_of_a_job_is_kept_and_said_and_raises_nowhere(home, monkeypatch, caplog):
+    monkeypatch.setattr(Runtime, "step", lambda self, timeout_ms: 1 / 0)
+    config = Config(serve=Serve(address=f"ipc://{home}/s.sock", metrics_port=0))
+
+    with Sentinel(config, alerts=False) as sentinel:
+        sentinel.start()
+        wait_until(lambda: sentinel.error)
+
+    assert isinstance(sentinel.error, ZeroDivisionError)
+    assert "the sentinel ended: ZeroDivisionError" in caplog.text
+
+
+def test_a_state_of_another_version_is_refused_and_not_half_used(home):
+    recorder = Recorder(home / "tape", 2**20, 2**20)
+    recorder.row(1.0, "r1", 2, STATE_KIND, {"last_closed": 2})
+    recorder.close(1.0)
+    config = Config(serve=Serve(address=f"ipc://{home}/s.sock", metrics_port=0), tape=Tape(dir=str(home / "tape")))
+
+    for _ in range(2):
+        with pytest.raises(TapeError, match="run 'r1' is of another version"):
+            Sentinel(config)
