@@ -21,7 +21,11 @@ test-fast: .venv/.ready
 check: .venv/.ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy dlc_sentinel integrations benchmarks
+	mkdir -p build/types/dlc_sentinel
+	ln -sfn $(CURDIR)/dlc_sentinel/* build/types/dlc_sentinel/
+	ln -sfn $(CURDIR)/integrations build/types/dlc_sentinel/integrations
+	MYPYPATH=build/types $(PY) -m mypy --explicit-package-bases -p dlc_sentinel
+	$(PY) -m mypy benchmarks
 	$(PY) -m pytest -q tests/test_layers.py tests/test_public_api.py
 
 bench: .venv/.ready

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import tomllib
 from msgspec import Meta
 
 from dlc_sentinel.errors import ConfigError
@@ -168,7 +168,8 @@ def _from_toml(path: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); write one with `dlc-sentinel config init`") from error
+        why = f"{path}: cannot be read ({error.strerror}); write one with `dlc-sentinel config init`"
+        raise ConfigError(why) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     tree = tree.get("tool", {}).get("dlc-sentinel", tree) if path.name == "pyproject.toml" else tree

@@ -229,7 +229,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """All that is shown of one run, consistent in itself. Objects are those of the file format (README, "File format")."""
+    """All that is shown of one run, consistent in itself; objects as in the file format (README, "File format")."""
 
     run: str
     model_name: str
@@ -248,7 +248,7 @@ class RunSnapshot:
     events: tuple[Event, ...]
     """The newest 64 events of level WARN and above, and commands and acks."""
     producers: tuple[Mapping[str, Json], ...]
-    """{"producer", "role", "rank", "replica", "host", "pid", "last_seen_s", "last_step", "state": alive|silent|gone}."""
+    """"producer", "role", "rank", "replica", "host", "pid", "last_seen_s", "last_step", "state" (alive|silent|gone)."""
     num_tokens: Mapping[str, int]
     """Tokens received by stream: engine, old, cur."""
     dropped_tokens: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Runs in .venv-vllm: a random 1 M parameter Qwen3, a real vLLM engine in bf16, Hugging Face in fp32 on the same weights.
+"""Runs in .venv-vllm: a random 1 M parameter Qwen3 in a real bf16 vLLM engine, and in Hugging Face in fp32.
 
 python random_model.py FOLDER OUT.jsonl     writes one step of the open file format
 """

@@ -64,7 +64,8 @@ def test_the_resync_is_sent_applied_acknowledged_and_brings_the_total_down(stale
 def test_a_bf16_engine_on_a_random_model_shows_its_numerics_at_step_zero(tmp_path):
     quiet = {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1", "VLLM_PLUGINS": "none",
+        "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_PLUGINS": "none",
     }  # fmt: skip
     script = Path(__file__).with_name("random_model.py")
     out = tmp_path / "random.jsonl"
