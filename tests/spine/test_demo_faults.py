@@ -81,16 +81,20 @@ def test_an_engine_that_drifts_with_delivered_weights_is_ENGINE_and_is_not_abort
 
 
 def test_a_queue_four_deep_gets_one_resync_a_crossing_and_is_never_accused(tmp_path):
+    depth = 4
     spec = ArmSpec(
-        name="queue", num_steps=60, true_reward_every=100, syncs_every_step=True, fault="queue", queue_batches=4,
-        learning_rate=0.004,
+        name="queue", num_steps=44, true_reward_every=100, syncs_every_step=True, fault="queue", queue_batches=depth,
+        learning_rate=0.0025,
     )  # fmt: skip
     results, events = run_arms(tmp_path, spec)
     mine = events["queue"]
+    ess = {event.step: event.data["lag_ess"]["32"] for event in said(mine, "step")}
 
     steps = [step for step, kind, _ in sent(mine) if kind == "RESYNC"]
-    assert {action for _, _, action in sent(mine)} == {"drop_stale"}
-    assert all(later - earlier > 4 for earlier, later in itertools.pairwise(steps))
+    assert len(steps) >= 2 and {action for _, _, action in sent(mine)} == {"drop_stale"}
+    for earlier, later in itertools.pairwise(steps):
+        assert later - earlier > depth, "before the queue could drain"
+        assert max(ess[step] for step in range(earlier + 1, later)) >= 0.5, "no new crossing"
     assert not any(e.data["verdict"] == "STALE_ENGINE" for e in said(mine, "finding"))
     assert results["queue"].ended == ""
 
