@@ -1,7 +1,7 @@
 """The published numbers once more, from the frames of a tape, in the plainest numpy: loops, no chunks, no sketches.
 
 Nothing of `dlc_sentinel.maths` or `core` is used, except the bucket a quantile is rounded to (by its documented rule).
-Exact streams only: every record carries cur, old (the generator's) and engine logprobs.
+Exact streams only: cur and old (the generator's) in every trainer record, engine logprobs there or in rollouts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from dlc_sentinel.records import Train
+from dlc_sentinel.records import Rollout, Train
 from dlc_sentinel.tape.replay import read_tape
 from dlc_sentinel.wire.codec import decode
 
@@ -20,15 +20,36 @@ RUNGS = {"1": 1, "8": 8, "32": 32, "128": 128, "512": 512, "inf": None}
 
 def recompute(directory, horizon=32, run=None, only=None):
     """{step: the numbers of its step object}, of one run (or of the only one), for the steps in `only`."""
-    rows = {}
+    rows, generated = {}, {}
     for frame in read_tape(directory):
         if frame.channel != "data":
             continue
         record, _ = decode(frame.frame)
+        if isinstance(record, Rollout) and run in (None, record.source.run):
+            for i, name in enumerate(record.ids):
+                a, b = int(record.offsets_S1[i]), int(record.offsets_S1[i + 1])
+                parts = generated.setdefault(name, ([], []))
+                parts[0].append(record.logprobs_N[a:b])
+                parts[1].append(token_versions(record, a, b))
         if isinstance(record, Train) and run in (None, record.source.run) and (only is None or record.step in only):
-            for row in rows_of(record):
-                rows.setdefault(record.step, {}).setdefault(record.update, []).append(row)
-    return {step: numbers(updates, horizon, step) for step, updates in sorted(rows.items())}
+            rows.setdefault(record.step, {}).setdefault(record.update, []).append(record)
+    return {
+        step: numbers(
+            {u: [row for r in records for row in rows_of(r, generated)] for u, records in updates.items()},
+            horizon,
+            step,
+        )
+        for step, updates in sorted(rows.items())
+    }
+
+
+def token_versions(record, a, b):
+    """Generator version of each token a..b of a record."""
+    versions = np.zeros(b - a, np.int64)
+    for k, start in enumerate(record.span_start_K):
+        if a <= start < b:
+            versions[start - a :] = record.span_version_K[k]
+    return versions
 
 
 def agree(a, b):
@@ -42,17 +63,17 @@ def agree(a, b):
     return a is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def rows_of(record):
-    for i, _ in enumerate(record.ids):
+def rows_of(record, generated):
+    for i, name in enumerate(record.ids):
         a, b = int(record.offsets_S1[i]), int(record.offsets_S1[i + 1])
         keep = slice(None) if record.mask_N is None else record.mask_N[a:b]
-        cur, old, engine = (x[a:b].astype(np.float64)[keep] for x in (record.cur_N, record.old_N, record.engine_N))
-        versions = np.zeros(b - a, np.int64)
-        for k, start in enumerate(record.span_start_K):
-            if a <= start < b:
-                versions[start - a :] = record.span_version_K[k]
-        name = record.groups[i] if record.groups else record.ids[i]
-        group = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+        if record.engine_N is None:
+            engine, versions = (np.concatenate(parts) for parts in generated[name])
+        else:
+            engine, versions = record.engine_N[a:b], token_versions(record, a, b)
+        cur, old, engine = (x.astype(np.float64)[keep] for x in (record.cur_N[a:b], record.old_N[a:b], engine))
+        prompt = record.groups[i] if record.groups else name
+        group = int.from_bytes(blake2b(prompt.encode(), digest_size=8).digest(), "little", signed=True)
         yield {
             "lag": cur - old,
             "disc": old - engine,

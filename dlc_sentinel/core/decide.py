@@ -3,6 +3,8 @@
 Rule (a): LAG is below its threshold now -> RESYNC. Rule (b): STALE_ENGINE is suspected -> one RESYNC with cache reset.
 After a command nothing of its kind follows until rows of the acknowledged version were trained on (PENDING); its effect
 is judged on those rows by the total, since lag by label is near zero even when nothing was delivered.
+
+Over 300 lines: the rules of one state, each of which reads what another one wrote.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.diagnose import Candidate, View, at_floor, lag_level, wants_drop
+from dlc_sentinel.core.effect import Pending
 from dlc_sentinel.core.facts import StepFacts, no_nan
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2
 CALM_NATS_FACTOR = 2.0
 HISTORY = 200
+MAX_CALM_AGES = 64
 QUEUE_ROUNDS = 2
 CHATTY_STEPS, CHATTY_RATE = 200, 0.25
 
@@ -36,26 +40,6 @@ class Decision:
     sent: bool = False
     outcome: str = ""
     version: int = UNKNOWN_VERSION
-
-
-@dataclass(slots=True)
-class Pending:
-    """A RESYNC whose effect is not yet known."""
-
-    id: str
-    rule: str
-    action: str
-    issued_step: int
-    expires_step: int
-    issued_version: int
-    acked_version: int = UNKNOWN_VERSION
-    acked_step: int = -1
-    tokens: int = 0
-    groups: int = 0
-    first: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Version -> (tokens, sum of squares of total) over first updates of rows at or after the acknowledged version,
-    at the youngest age they were seen with."""
-    youngest_age: int = -1
 
 
 @dataclass(slots=True)
@@ -90,7 +74,10 @@ class State:
     chatty_said: bool = False
     displacement_nats: float = 0.0
     """Sum of the trainer's own reported movement since the engine was last at its floor."""
-    no_rows_since: int = -1
+    missing_version: int = UNKNOWN_VERSION
+    """Acknowledged, but no row of it came within `pending_steps`; unknown = none is missing."""
+    missing_since: int = -1
+    """Step of that acknowledgement."""
 
 
 class Decider:
@@ -169,7 +156,7 @@ class Decider:
 
     def _lag_due(self, facts: StepFacts, level: int) -> bool:
         s = self.state
-        if not level or s.blocked or s.queue_rounds >= QUEUE_ROUNDS:
+        if not level or s.blocked or s.queue_rounds >= QUEUE_ROUNDS or facts.step <= s.count_after:
             return False
         if s.drain_version != UNKNOWN_VERSION:
             drained = facts.older_share(s.drain_version) < self._config.act.drained
@@ -260,7 +247,7 @@ class Decider:
                 self._delivered(ack.version, ack.step)
             else:
                 s.blocked = s.blocked or ack.outcome == "refused"
-                self._end_pending(ack.step)
+                self._end_pending(max(ack.step, s.pending.issued_step))
         return [Decision("outcome", text, _named(ack.command_id, self._run), outcome=ack.outcome, version=ack.version)]
 
     def synced(self, version: int, step: int) -> None:
@@ -282,33 +269,29 @@ class Decider:
         moved = facts.scalars.get("displacement_nats", math.nan)
         if at_floor(facts):
             s.displacement_nats = 0.0
-            s.no_rows_since = -1
-        if not math.isnan(moved):
+        if s.missing_version != UNKNOWN_VERSION and facts.tokens_since(s.missing_version)[0]:
+            s.missing_version = UNKNOWN_VERSION
+        if math.isfinite(moved):
             s.displacement_nats += moved
         if s.pending is not None or not at_floor(facts):
             return
-        for age, (num, rms) in facts.total_first.items():
-            if num:
+        for age, (_, rms) in facts.total_first.items():
+            if age in s.calm_total or len(s.calm_total) < MAX_CALM_AGES:
                 s.calm_total[age] = [*s.calm_total.get(age, []), rms][-HISTORY:]
         if facts.current.num and facts.step > s.count_after + FLAG_STEPS:
             s.stale_tried = s.resync_without_effect = s.stale_refuted = s.stale_proven = False
 
     def _judge(self, facts: StepFacts, pending: Pending) -> list[Decision]:
         act = self._config.act
-        tokens, groups = facts.tokens_since(pending.acked_version)
-        pending.tokens += tokens
-        pending.groups += groups
-        self._gather(facts, pending)
-        if pending.tokens < act.pending_tokens or pending.groups < act.pending_groups:
-            if facts.step - pending.acked_step <= act.pending_steps:
-                return []
-            self.state.no_rows_since = pending.acked_step
+        pending.take(facts)
+        enough = pending.tokens >= act.pending_tokens and pending.groups >= act.pending_groups
+        if not enough and facts.step - pending.acked_step <= act.pending_steps:
+            return []
+        if not pending.tokens:
+            self.state.missing_version, self.state.missing_since = pending.acked_version, pending.acked_step
             self._end_pending(facts.step)
-            return [
-                Decision(
-                    "note", f"{pending.id}: no row of version {pending.acked_version} after {act.pending_steps} steps"
-                )
-            ]
+            text = f"{pending.id}: no row of version {pending.acked_version} after {act.pending_steps} steps"
+            return [Decision("note", text)]
         self._end_pending(facts.step, drain_version=pending.acked_version)
         if pending.action == "drop_stale":
             self.state.last_drop = (facts.step, self.state.last_drop[1])
@@ -316,27 +299,8 @@ class Decider:
         down = pending.youngest_age != 0 or math.isnan(total) or total <= limit
         return [self._down(pending, total, limit) if down else self._not_down(facts, pending, total, limit)]
 
-    def _gather(self, facts: StepFacts, pending: Pending) -> None:
-        """Totals of the new rows at the youngest age they are seen with."""
-        new = {
-            int(age): pair
-            for age, pair in facts.total_first.items()
-            if facts.version - int(age) >= pending.acked_version
-        }
-        if not new:
-            return
-        youngest = min(new)
-        if pending.youngest_age not in (-1, youngest):
-            if youngest > pending.youngest_age:
-                return
-            pending.first = {}
-        pending.youngest_age = youngest
-        num, rms = new[youngest]
-        pending.first[str(facts.step)] = (num, rms * rms * num)
-
     def _total_and_limit(self, facts: StepFacts, pending: Pending) -> tuple[float, float]:
-        num = sum(n for n, _ in pending.first.values())
-        total = math.sqrt(sum(ss for _, ss in pending.first.values()) / num) if num else math.nan
+        total = pending.total_rms
         calm = self.state.calm_total.get(str(pending.youngest_age), [])
         if calm:
             # numerics below a tenth of the floor are all alike: an engine exact to 1e-6 must not fail at 2e-6
@@ -393,9 +357,9 @@ class Decider:
 
     def blind(self, facts: StepFacts) -> list[Candidate]:
         """BLIND while no row of an acknowledged version has come."""
-        since = self.state.no_rows_since
-        if since < 0:
+        if self.state.missing_version == UNKNOWN_VERSION:
             return []
+        since = self.state.missing_since
         advice = ADVICE["BLIND", "no_rows_of_acknowledged_version"]
         return [Candidate("BLIND", "no_rows_of_acknowledged_version", 0.9, advice, {"since_step": since}, since)]
 
@@ -415,14 +379,13 @@ class Decider:
         last_drop = tuple(kept.pop("last_drop", (-1, 0)))
         self.state = replace(State(**kept), flags=flags, last_drop=(int(last_drop[0]), int(last_drop[1])))
         if pending is not None:
-            first = {version: (int(n), float(ss)) for version, (n, ss) in pending.pop("first", {}).items()}
-            self.state.pending = Pending(**pending, first=first)
+            self.state.pending = Pending(**pending)
 
 
 def abort_due(findings: Sequence[Finding]) -> Finding | None:
     """The finding for which an ABORT is due: a proven STALE_ENGINE, a catastrophic DATA or ENGINE."""
     for finding in sorted(findings, key=lambda f: f.rank):
-        if finding.state in ("closed", "superseded") and not finding.acted:
+        if finding.state == "superseded" or (finding.state == "closed" and not finding.acted):
             continue
         if finding.verdict == "STALE_ENGINE" and finding.state == "confirmed":
             return finding

@@ -123,21 +123,28 @@ class Findings:
             candidate.verdict, candidate.kind, candidate.confidence, since, state, candidate.evidence,
             candidate.advice, candidate.catastrophic, last_step=step,
         )  # fmt: skip
-        self.items.append(finding)
-        if len(self.items) > KEPT:
-            self.items.remove(next(f for f in self.items if not f.is_open or f is self.items[0]))
+        self.add(finding)
         return finding
 
-    def forget(self, verdicts: Iterable[str]) -> None:
-        """2-of-3 starts empty for these verdicts."""
-        for key in [key for key in self._hits if key.split("/")[0] in set(verdicts)]:
-            del self._hits[key]
+    def add(self, finding: Finding) -> None:
+        """Enters a finding that needs no steps to be sure of."""
+        self.items.append(finding)
+        if len(self.items) > KEPT:
+            self.items.remove(next((f for f in self.items if not f.is_open), self.items[0]))
 
-    def end(self, verdict: str, state: str) -> list[Finding]:
-        """Closes or supersedes the open findings of a verdict."""
-        ended = [f for f in self.open() if f.verdict == verdict]
+    def end(self, verdict: str, state: str, kind: str | None = None) -> list[Finding]:
+        """Closes or supersedes the open findings of a verdict (and kind); returns them."""
+        ended = [f for f in self.open() if f.verdict == verdict and kind in (None, f.kind)]
         for finding in ended:
             finding.state = state
+        return ended
+
+    def restart(self) -> list[Finding]:
+        """Supersedes all findings, the closed ones too, and forgets all hits; returns those that were open."""
+        ended = self.open()
+        for finding in self.items:
+            finding.state = "superseded"
+        self._hits.clear()
         return ended
 
     def to_json(self) -> Json:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts, Values
+from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.records import Json
 
 SEVERITY = (
@@ -26,6 +27,7 @@ FAULT_CAUSES = (
 ABOVE_FLOOR = 3.0
 MIN_ENGINE_NATS = 0.02
 CATASTROPHE_FLOOR, CATASTROPHE_NATS = 5.0, 0.2
+"""Of the rms and of the largest hundredth: one wild token in a step is a spike, not a catastrophe."""
 CATASTROPHE_TOKENS = 1000
 CATASTROPHE_CORRELATION = 0.9
 AGREEING = 0.95
@@ -38,7 +40,6 @@ RISE_BEGUN = 1.5
 BOUND_SAFE = 0.52
 DATA_SHARE = 0.01
 BLIND_SHARE = 0.5
-CURRENT_TOKENS = 256
 UNWIRED_STEPS = 3
 
 
@@ -98,13 +99,14 @@ def lag_level(facts: StepFacts, config: Config) -> int:
 def healthy(history: Sequence[StepFacts], config: Config) -> bool:
     """True when the newest steps prove that the mismatch is at its floor (it says nothing about learning).
 
-    The newest step decides on the basis; small steps may add up their tokens over `window.pool_steps` steps.
+    The newest step decides on basis and lag; small steps may add up their tokens over `window.pool_steps` steps.
     """
     if not history or not history[-1].num_tokens:
         return False
     if sum(f.num_tokens for f in history[-config.window.pool_steps :]) < config.window.min_tokens:
         return False
-    return history[-1].basis in ("exact", "rescored", "calibrated") or history[-1].bound_ess >= BOUND_SAFE
+    now = history[-1]
+    return (now.basis != "mixed" and not math.isnan(now.action_ess)) or now.bound_ess >= BOUND_SAFE
 
 
 def at_floor(facts: StepFacts) -> bool:
@@ -114,14 +116,14 @@ def at_floor(facts: StepFacts) -> bool:
 
 
 def _engine_values(facts: StepFacts) -> Values:
-    return facts.current if facts.current.num >= CURRENT_TOKENS else facts.discrepancy
+    return facts.current if facts.current.num >= MIN_TOKENS else facts.discrepancy
 
 
 def _lag(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     now = history[-1]
     if not lag_level(now, view.config):
         return []
-    horizon, low_high = view.config.ess.horizon, now.lag_ess_interval
+    horizon, low_high = view.config.ess.horizon, now.action_interval
     queue = wants_drop(now, view.config)
     kind = "epochs" if now.age_max == 0 else "feedback" if now.loop_gain_low > 1 else "old_weights"
     kind = "queue" if queue else kind
@@ -146,8 +148,7 @@ def wants_drop(facts: StepFacts, config: Config) -> bool:
     youngest = max((int(version) for version in facts.by_version), default=-1)
     if youngest >= 0 and facts.engine_version > youngest:
         return True
-    several = sum(age.lstrip("-").isdigit() for age in facts.lag_ess_by_age) > 1
-    return several and facts.action_ess_youngest >= config.ess.threshold
+    return len(facts.lag_ess_by_age) > 1 and facts.action_ess_youngest >= config.ess.threshold
 
 
 def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
@@ -155,7 +156,7 @@ def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
 
     Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order and the ratio is > 1.1.
     """
-    seen = [f for f in history if f.current.num >= CURRENT_TOKENS][-(RISING_STEPS + 1) :]
+    seen = [f for f in history if f.current.num >= MIN_TOKENS][-(RISING_STEPS + 1) :]
     if len(seen) <= RISING_STEPS:
         return -1, math.nan
     values = [f.current.rms for f in seen]
@@ -169,7 +170,7 @@ def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
 
 def _stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     now = history[-1]
-    if view.stale_refuted or now.current.num < CURRENT_TOKENS:
+    if view.stale_refuted or now.current.num < MIN_TOKENS:
         return []
     since, ratio = rising(history)
     elevated = not at_floor(now)
@@ -201,7 +202,7 @@ def _moved(history: Sequence[StepFacts]) -> bool:
 def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     now = history[-1]
     values = _engine_values(now)
-    if at_floor(now) or view.stale_proven:
+    if values.num < MIN_TOKENS or at_floor(now) or view.stale_proven:
         return []
     past = [f for f in history[:-1] if _engine_values(f).num]
     before = _engine_values(past[-1]).rms if past else 0.0
@@ -209,6 +210,7 @@ def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     catastrophic = (
         values.num >= CATASTROPHE_TOKENS
         and values.rms > max(CATASTROPHE_FLOOR * now.floor_rms, CATASTROPHE_NATS)
+        and values.p99_abs > CATASTROPHE_NATS
         and at_once
         and not now.repeated_checksum
         and not view.stale_refuted
@@ -239,14 +241,16 @@ def _data(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         share = now.dropped.get(cause, 0) / offered
         if share < DATA_SHARE:
             continue
-        catastrophic = cause == "non_finite" and offered >= CATASTROPHE_TOKENS
+        catastrophic = cause == "non_finite" and share > DATA_SHARE and offered >= CATASTROPHE_TOKENS
         evidence = {"cause": cause, "tokens": now.dropped[cause], "share": share}
         found.append(
             Candidate("DATA", cause, min(0.6 + share, 0.99), ADVICE["DATA", cause], evidence, catastrophic=catastrophic)
         )
     past = [f.correlation for f in history[:-1] if f.correlation_tokens >= CATASTROPHE_TOKENS]
     low = now.correlation < CATASTROPHE_CORRELATION and now.correlation_tokens >= CATASTROPHE_TOKENS
-    if low and (not past or past[-1] > AGREEING or all(c < CATASTROPHE_CORRELATION for c in past)):
+    # Where all tokens are about as likely, noise at the floor alone decorrelates the streams.
+    apart = not at_floor(now) and now.discrepancy.p99_abs > CATASTROPHE_NATS
+    if low and apart and (not past or past[-1] > AGREEING or all(c < CATASTROPHE_CORRELATION for c in past)):
         evidence = {
             "correlation": now.correlation,
             "tokens": now.correlation_tokens,
@@ -265,6 +269,7 @@ def _unwired(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []
     now = recent[-1]
     evidence = {"tokens": now.aged_tokens, "age_mean": now.age_mean, "steps": UNWIRED_STEPS}
+    evidence |= _copied(now)
     return [
         Candidate("UNWIRED", "lag_always_zero", 0.95, ADVICE["UNWIRED", "lag_always_zero"], evidence, recent[0].step)
     ]
@@ -282,9 +287,13 @@ def _blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         advice = ADVICE["BLIND", "unusable_tokens"]
         found.append(Candidate("BLIND", "unusable_tokens", 0.95, advice, evidence))
     if now.basis == "mixed" and not now.bound_ess >= BOUND_SAFE:
-        evidence = {"total_ess": now.bound_ess, "age_mean": now.age_mean, "basis": now.basis}
+        evidence = {"total_ess": now.bound_ess, "age_mean": now.age_mean, "basis": now.basis, **_copied(now)}
         found.append(Candidate("BLIND", "mixed_basis", 0.8, ADVICE["BLIND", "mixed_basis"], evidence))
     return found
+
+
+def _copied(facts: StepFacts) -> dict[str, Json]:
+    return {"old_is_copy_of": facts.copied_from} if facts.copied_from else {}
 
 
 RULES: tuple[Rule, ...] = (_stale_engine, _data, _engine, _lag, _unwired, _blind)

@@ -70,6 +70,8 @@ class StepFacts:
     coverage: Mapping[str, float] = field(default_factory=dict)
     action_ess: float = NAN
     """ESS_h* that the rules use: this step's, or pooled with steps before it where it is small."""
+    action_interval: tuple[float, float] = (NAN, NAN)
+    """Its bootstrap interval; where steps are pooled only below `ess.threshold`, as evidence: it is not cheap."""
     action_blocks: int = 0
     action_enough: bool = False
     """False: fewer than `window.min_blocks` blocks even when pooled; only the severe rule may use the value."""
@@ -157,7 +159,8 @@ class StepFacts:
         return public
 
     def to_json(self) -> dict[str, Json]:
-        tree = no_nan(asdict(self))
+        half = "inf" if math.isinf(self.half_horizon) else self.half_horizon
+        tree = no_nan({**asdict(self), "half_horizon": half})
         assert isinstance(tree, dict)
         return tree
 
@@ -169,7 +172,9 @@ def from_json(tree: Mapping[str, Json]) -> StepFacts:
         if entry.name not in tree:
             continue
         value = _to_nan(tree[entry.name])
-        if entry.name in ("discrepancy", "lag", "total", "stale_kv", "current"):
+        if entry.name == "half_horizon":
+            value = float(value)
+        elif entry.name in ("discrepancy", "lag", "total", "stale_kv", "current"):
             value = Values(**value)
         elif entry.name == "kl":
             value = Kl(**value)
@@ -208,6 +213,5 @@ class ClosedStep:
 
     facts: StepFacts
     sums: GroupSums
-    bound_sums: GroupSums
     state: Mapping[str, Json] = field(default_factory=dict)
     """`facts.to_json()`, made once: the state file is written at every step."""

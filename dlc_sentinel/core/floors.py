@@ -13,6 +13,8 @@ from dlc_sentinel.records import Json
 MEAN_ABS_OF_RMS = 0.798
 """sqrt(2 / pi): mean absolute value of a normal variable of rms 1."""
 TABLE_FACTOR = 2.0
+MIN_TOKENS = 256
+"""Fewer tokens say nothing about an rms: neither a floor nor an alarm is drawn from them."""
 
 
 class Floors:
@@ -34,7 +36,7 @@ class Floors:
     def update(self, facts: StepFacts) -> tuple[float, float]:
         """(rms, mean_abs) in nats, this step included."""
         values = facts.discrepancy
-        if values.num and len(self._rms) < self._config.steps and math.isfinite(values.rms):
+        if values.num >= MIN_TOKENS and len(self._rms) < self._config.steps and math.isfinite(values.rms):
             self._rms.append(values.rms)
             self._mean_abs.append(values.mean_abs)
         table = getattr(self._config, coarsest(self.dtypes.values()))

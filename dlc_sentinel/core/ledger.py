@@ -18,10 +18,10 @@ KEPT = 256
 class Ledger:
     """Makes the events of one run and remembers the newest of them, and every command."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, *, keep_all: bool) -> None:
         self._run = run
         self.newest: deque[Event] = deque(maxlen=SHOWN)
-        self.commands: list[dict[str, Json]] = []
+        self.commands: deque[dict[str, Json]] = deque(maxlen=None if keep_all else KEPT)
         self.counts: dict[str, int] = {}
         """Keys "KIND/outcome"."""
 
@@ -82,15 +82,15 @@ class Ledger:
 
     def shown(self, *, hypothetical: bool) -> list[dict[str, Json]]:
         """The newest commands; those that nobody answered are called hypothetical where nobody could."""
-        shown = [dict(entry) for entry in self.commands[-SHOWN:]]
+        shown = [dict(entry) for entry in list(self.commands)[-SHOWN:]]
         for entry in shown:
             if hypothetical and entry["outcome"] == "sent":
                 entry["outcome"] = "hypothetical"
         return shown
 
     def to_json(self) -> Json:
-        return {"commands": self.commands[-KEPT:], "counts": self.counts}
+        return {"commands": list(self.commands)[-KEPT:], "counts": self.counts}
 
     def load(self, tree: Mapping[str, Json]) -> None:
-        self.commands = [dict(entry) for entry in tree["commands"]]
+        self.commands.extend(dict(entry) for entry in tree["commands"])
         self.counts = dict(tree["counts"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from dlc_sentinel.records import Bye, Heartbeat, Hello, Json, Record, Source, StepEnd, Synced, Train
@@ -11,6 +12,8 @@ from dlc_sentinel.records import Bye, Heartbeat, Hello, Json, Record, Source, St
 HEARTBEAT_S = 2.0
 SILENT_S = 3 * HEARTBEAT_S
 GONE_S = 60.0
+MAX_KNOWN = 1024
+"""Producers above which those that are gone are forgotten, the oldest first."""
 
 
 @dataclass(slots=True)
@@ -26,12 +29,28 @@ class Producer:
     beats: bool = False
     """True once a heartbeat came: only such a producer can be called silent."""
     state: Literal["alive", "silent", "gone"] = "alive"
+    has_trained: bool = False
+    """True once a train record of it was taken: not one that came late or went back."""
+    left: bool = False
+    """Said goodbye: it is not missed, and what its control socket still brings does not bring it back."""
+    retired: bool = False
+    """Belongs to a life of the run that is over: nothing waits for it, and what it trains is refused."""
     next_frame: int = 0
-    offered_tokens: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
 
     def is_done_with(self, step: int) -> bool:
         return self.ended_step >= step or self.last_step > step
+
+    def note(self, record: Record) -> None:
+        """Takes what the record says about its sender."""
+        if isinstance(record, (Train, StepEnd, Synced)):
+            self.last_step = max(self.last_step, record.step)
+        if isinstance(record, StepEnd):
+            self.ended_step = max(self.ended_step, record.step)
+        elif isinstance(record, Hello):
+            self.host, self.pid = record.host, record.pid
+        elif isinstance(record, Heartbeat):
+            self.beats = True
 
     def to_public(self) -> dict[str, Json]:
         return {
@@ -54,6 +73,8 @@ class Producers:
         self._by_id: dict[str, Producer] = {}
         self.gaps = 0
         """Frames that were numbered and never arrived."""
+        self._listening_s = math.inf
+        """First look at the clock: nobody is silent for longer than somebody listens."""
 
     def __iter__(self) -> Iterator[Producer]:
         return iter(self._by_id.values())
@@ -66,37 +87,42 @@ class Producers:
         if producer is None:
             producer = self._by_id[source.producer] = Producer(source)
             news = "appeared"
-        elif producer.state != "alive":
+            self._forget_gone()
+        elif producer.state != "alive" and not producer.left and not producer.retired:
             news = "back"
-        producer.state = "alive"
-        producer.last_seen_s = now_s
         if frame_no >= 0:
             self.gaps += max(frame_no - producer.next_frame, 0)
             producer.next_frame = max(producer.next_frame, frame_no + 1)
-        if isinstance(record, (Train, StepEnd, Synced)):
-            producer.last_step = max(producer.last_step, record.step)
-        if isinstance(record, StepEnd):
-            producer.ended_step = max(producer.ended_step, record.step)
-        elif isinstance(record, Hello):
-            producer.host, producer.pid = record.host, record.pid
-        elif isinstance(record, Heartbeat):
-            producer.beats = True
-        elif isinstance(record, Bye):
-            producer.state, news = "gone", "left"
+        if producer.left or producer.retired:
+            return producer, news
+        producer.state = "alive"
+        producer.last_seen_s = now_s
+        producer.note(record)
+        if isinstance(record, Bye):
+            producer.state, producer.left, news = "gone", True, "left"
         return producer, news
+
+    def _forget_gone(self) -> None:
+        if len(self._by_id) > MAX_KNOWN:
+            gone = next((name for name, p in self._by_id.items() if p.state == "gone"), None)
+            if gone is not None:
+                del self._by_id[gone]
 
     def newly_dropped(self, record: Heartbeat | Bye) -> dict[str, int]:
         """Tokens the sender dropped since it last said so, by cause."""
         producer = self._by_id[record.source.producer]
         new = {cause: n - producer.dropped.get(cause, 0) for cause, n in record.dropped_tokens.items()}
-        producer.dropped = dict(record.dropped_tokens)
-        return {cause: n for cause, n in new.items() if n > 0}
+        new = {cause: num for cause, num in new.items() if num > 0}
+        for cause, num in new.items():
+            producer.dropped[cause] = producer.dropped.get(cause, 0) + num
+        return new
 
     def silenced(self, now_s: float) -> list[tuple[Producer, str]]:
         """Producers that became silent (3 heartbeats) or gone (60 s) by now."""
         changed: list[tuple[Producer, str]] = []
+        self._listening_s = min(self._listening_s, now_s)
         for producer in self._by_id.values():
-            quiet_s = now_s - producer.last_seen_s
+            quiet_s = now_s - max(producer.last_seen_s, self._listening_s)
             if producer.state == "alive" and producer.beats and quiet_s > SILENT_S:
                 producer.state = "silent"
                 changed.append((producer, "silent"))
@@ -106,59 +132,42 @@ class Producers:
         return changed
 
     def trainers(self) -> list[Producer]:
-        return [p for p in self._by_id.values() if p.source.role == "trainer"]
+        """Those of the run's present life."""
+        return [p for p in self._by_id.values() if p.source.role == "trainer" and not p.retired]
 
     def all_silent(self) -> bool:
-        """True when there are trainers, and each that has not said bye has fallen silent."""
-        trainers = [p for p in self.trainers() if p.beats]
-        return any(p.state == "silent" for p in trainers) and all(p.state != "alive" for p in trainers)
+        """True when there are trainers that have not said goodbye, and all of those have fallen silent."""
+        missed = [p for p in self.trainers() if not p.left]
+        return bool(missed) and all(p.state != "alive" for p in missed)
 
     def waits_for(self, step: int, since_step: int) -> bool:
-        """True while a trainer that took part in the last closed step, or in this one, is not done with `step`."""
+        """True while a trainer that was there at `since_step` or at this one is not done with `step`."""
         return any(
             p.state == "alive" and p.last_step >= min(since_step, step) and not p.is_done_with(step)
             for p in self.trainers()
         )
 
-    def predecessor(self, source: Source) -> Producer | None:
-        """Another trainer of the same rank that was here before: the run was restarted under its old name."""
-        others = [
-            p
-            for p in self.trainers()
-            if p.source.rank == source.rank and p.source.producer != source.producer and p.last_step >= 0
-        ]
-        return max(others, key=lambda p: p.last_seen_s, default=None)
+    def has_predecessor(self, source: Source) -> bool:
+        """True before the first train record of a producer whose rank another one trained as: a restart, or a twin."""
+        known = self._by_id.get(source.producer)
+        return (known is None or not known.has_trained) and any(
+            p.source.rank == source.rank and p.has_trained for p in self.trainers()
+        )
 
-    def retire(self, producer: Producer) -> None:
-        """The producer's process is over: nothing waits for it any more."""
-        producer.state = "gone"
+    def retire_trained(self) -> None:
+        """The present life of the run is over: everyone who trained in it is gone."""
+        for producer in self.trainers():
+            if producer.has_trained:
+                producer.state, producer.retired = "gone", True
 
     def to_json(self) -> Json:
         return [
-            {
-                "source": _source_json(p.source),
-                "host": p.host,
-                "pid": p.pid,
-                "last_step": p.last_step,
-                "next_frame": p.next_frame,
-            }
+            {name: value for name, value in asdict(p).items() if name not in ("state", "left", "retired")}
             for p in self._by_id.values()
             if p.state != "gone"
         ]
 
-    def load(self, tree: list[Mapping[str, Json]], now_s: float) -> None:
+    def load(self, tree: list[Mapping[str, Json]]) -> None:
         for item in tree:
             source = Source(**item["source"])
-            self._by_id[source.producer] = Producer(
-                source, item["host"], item["pid"], now_s, item["last_step"], next_frame=item["next_frame"]
-            )
-
-
-def _source_json(source: Source) -> dict[str, Json]:
-    return {
-        "run": source.run,
-        "role": source.role,
-        "producer": source.producer,
-        "rank": source.rank,
-        "replica": source.replica,
-    }
+            self._by_id[source.producer] = Producer(**{**item, "source": source, "dropped": dict(item["dropped"])})

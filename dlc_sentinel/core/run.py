@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
-from dlc_sentinel.core.decide import Decider, abort_due
+from dlc_sentinel.core.decide import Decider
 from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.diagnose import diagnose, healthy
 from dlc_sentinel.core.facts import ClosedStep, StepFacts, from_json
@@ -43,6 +43,9 @@ HISTORY = 64
 SHOWN_STEPS = 512
 GRACE_TICKS = 2
 """Ticks that a step which some trainers have ended waits for the others, and for late rollouts."""
+MAX_PENDING_SCALARS = 64
+"""Steps whose scalars may come before any of their tokens."""
+NO_STEP = -1
 AHEAD_STEPS = 2
 """A producer this many steps ahead means that nobody will come back for the older step."""
 
@@ -63,31 +66,32 @@ class RunMonitor:
         self._ended_ticks: dict[int, int] = {}
         self._closed: deque[ClosedStep] = deque(maxlen=HISTORY)
         self._steps: deque[dict[str, Json]] = deque(maxlen=keep_steps)
-        self._ledger = Ledger(run)
+        self._ledger = Ledger(run, keep_all=keep_steps is None)
         self._last_closed = -1
         self._newest_version = UNKNOWN_VERSION
+        """Newest trainer version of the closed steps."""
         self._engine_version = UNKNOWN_VERSION
-        self._checksums: dict[str, tuple[int, str]] = {}
-        self._repeated_checksum = False
+        self._checksums: dict[str, tuple[int, str, bool]] = {}
+        """Replica -> (version delivered last, its checksum, whether that was also an older version's)."""
         self._model_name = ""
         self._engines: set[str] = set()
         self._num_tokens = {"engine": 0, "old": 0, "cur": 0}
         self._dropped: dict[str, int] = {}
         self._num_frames = 0
         self._pending_scalars: dict[int, dict[str, float]] = {}
+        self._unplaced: dict[str, int] = {}
+        """Tokens lost when no step was open: they count against the next one."""
 
     # -- records -----------------------------------------------------------------------------------------------------
 
     def feed(self, record: Record, frame_no: int, now_s: float) -> list[Event]:
         events: list[Event] = []
         self._num_frames += 1
-        predecessor = None
-        if isinstance(record, (Hello, Train)) and record.source.role == "trainer":
-            predecessor = self._producers.predecessor(record.source)
+        restarts = isinstance(record, Train) and self._producers.has_predecessor(record.source)
         producer, news = self._producers.see(record, frame_no, now_s)
         events += self._news(producer, news, now_s)
         if isinstance(record, Train):
-            events += self._train(record, producer, predecessor, now_s)
+            events += self._train(record, producer, restarts, now_s)
         elif isinstance(record, Rollout):
             self._rollout(record)
         elif isinstance(record, Hello):
@@ -97,7 +101,8 @@ class RunMonitor:
         elif isinstance(record, Scalars):
             self._scalars(record)
         elif isinstance(record, Ack):
-            events += self._ledger.decided(self._decider.ack(record), record.step, now_s)
+            answer = replace(record, step=min(record.step, max(self._windows, default=self._last_closed)))
+            events += self._ledger.decided(self._decider.ack(answer), answer.step, now_s)
         elif isinstance(record, (Heartbeat, Bye)):
             self._sender_drops(record)
         return events + self._close_ready(now_s)
@@ -108,8 +113,13 @@ class RunMonitor:
         who = f"{producer.source.role} rank {producer.source.rank}"
         if producer.source.role == "engine":
             who = f"engine {producer.source.replica}"
-        self._findings_end_silence()
-        return [self._ledger.event("producer", f"{who} {news}", "INFO", now_s, self._last_closed, producer.to_public())]
+        events = [
+            self._ledger.event("producer", f"{who} {news}", "INFO", now_s, self._last_closed, producer.to_public())
+        ]
+        if not self._producers.all_silent():
+            heard = self._findings.end("BLIND", "closed", "silent")
+            events += self._ledger.findings(heard, self._last_closed, now_s)
+        return events
 
     def _hello(self, record: Hello) -> None:
         self._model_name = record.model_name or self._model_name
@@ -117,51 +127,64 @@ class RunMonitor:
             self._engines.add(record.source.replica)
         self._floors.note_dtypes(record.dtypes)
 
-    def _train(self, record: Train, producer: Producer, predecessor: Producer | None, now_s: float) -> list[Event]:
+    def _train(self, record: Train, producer: Producer, restarts: bool, now_s: float) -> list[Event]:
+        """`restarts`: if the record goes back, then because the run was restarted under its old name."""
         num = int(record.offsets_S1[-1])
         for name, stream in (("engine", record.engine_N), ("old", record.old_N), ("cur", record.cur_N)):
             self._num_tokens[name] += num if stream is not None else 0
+        late = record.step <= self._last_closed
+        back = UNKNOWN_VERSION < record.version < self._version_before(record.step)
         events: list[Event] = []
-        back = record.step <= self._last_closed or record.version < self._newest_version
-        if back and predecessor is not None and predecessor.source.producer != record.source.producer:
-            events += self._restart(record, predecessor, now_s)
-        elif record.step <= self._last_closed:
-            self._refuse(record.step, "late", num)
+        if restarts and (late or back):
+            events = self._restart(record, now_s)
+        elif late or producer.retired:
+            self._refuse(record.step, "restarted_version" if producer.retired else "late", num)
             return events
-        elif record.version < self._newest_version:
+        window = self._window(record.step)
+        window.version = max(window.version, record.version)
+        if back and not restarts:
             self._refuse(record.step, "restarted_version", num)
             return events
+        producer.has_trained = True
         self._floors.note_dtypes({stream: name for stream, name in record.dtypes.items() if stream != "old"})
-        window = self._window(record.step)
-        self._newest_version = max(self._newest_version, record.version)
         self._engines.update([record.replica] if record.replica else ())
         for rows in self._join.feed_train(record):
-            (self._windows.get(rows.step) or window).add(rows, self._refuse)
+            window.add(rows, self._refuse)
         return events
 
-    def _restart(self, record: Train, predecessor: Producer, now_s: float) -> list[Event]:
+    def _version_before(self, step: int) -> int:
+        """Newest trainer version of the steps before `step`: another rank may be a step ahead."""
+        open_versions = [window.version for earlier, window in self._windows.items() if earlier < step]
+        return max([self._newest_version, *open_versions])
+
+    def _restart(self, record: Train, now_s: float) -> list[Event]:
         """The run begins again under its old name: what was open belongs to a life that is over."""
-        self._producers.retire(predecessor)
-        for step, window in self._windows.items():
-            self._refuse(-1, "restarted_version", window.num_tokens)
-            self._ended_ticks.pop(step, None)
+        self._producers.retire_trained()
+        for window in self._windows.values():
+            self._refuse(NO_STEP, "restarted_version", window.num_tokens)
         self._windows.clear()
+        self._ended_ticks.clear()
         self._pending_scalars.clear()
+        self._unplaced.clear()
         self._join.restart(record.version)
         self._closed.clear()
         was = self._last_closed
         self._last_closed = record.step - 1
-        self._newest_version = record.version
+        self._newest_version = UNKNOWN_VERSION
         self._engine_version = min(self._engine_version, record.version)
         self._checksums.clear()
-        self._repeated_checksum = False
+        num_commands = self._decider.state.num_commands
         self._decider = Decider(self._config, self.run)
-        self._decider.state.num_commands = len(self._ledger.commands)
+        self._decider.state.num_commands = num_commands
+        ended = self._findings.restart()
         text = (
             f"run restarted under its old name: step {record.step} version {record.version} after step {was}; "
             "open steps were dropped; a new DLC_SENTINEL_RUN keeps lives apart"
         )
-        return [self._ledger.event("producer", text, "WARN", now_s, record.step)]
+        return [
+            self._ledger.event("producer", text, "WARN", now_s, record.step),
+            *self._ledger.findings(ended, record.step, now_s),
+        ]
 
     def _rollout(self, record: Rollout) -> None:
         self._num_tokens["engine"] += int(record.offsets_S1[-1])
@@ -169,16 +192,14 @@ class RunMonitor:
         if len(record.span_version_K):
             self._engine_version = max(self._engine_version, int(record.span_version_K.max()))
         for rows in self._join.feed_rollout(record, max(self._windows, default=self._last_closed)):
-            if rows.step > self._last_closed:
-                self._window(rows.step).add(rows, self._refuse)
+            self._window(rows.step).add(rows, self._refuse)
 
     def _synced(self, record: Synced) -> None:
         self._engine_version = max(self._engine_version, record.version)
-        if record.checksum:
-            version, checksum = self._checksums.get(record.source.replica, (UNKNOWN_VERSION, ""))
-            if record.version > version >= 0:
-                self._repeated_checksum = checksum == record.checksum
-            self._checksums[record.source.replica] = (max(version, record.version), record.checksum)
+        version, checksum, _ = self._checksums.get(record.source.replica, (UNKNOWN_VERSION, "", False))
+        if record.checksum and record.version > version:
+            repeated = version >= 0 and checksum == record.checksum
+            self._checksums[record.source.replica] = (record.version, record.checksum, repeated)
         self._decider.synced(record.version, record.step)
 
     def _scalars(self, record: Scalars) -> None:
@@ -186,17 +207,22 @@ class RunMonitor:
             window = self._windows.get(record.step)
             target = window.scalars if window else self._pending_scalars.setdefault(record.step, {})
             target.update(record.values)
+            if len(self._pending_scalars) > MAX_PENDING_SCALARS:
+                del self._pending_scalars[next(iter(self._pending_scalars))]
 
     def _sender_drops(self, record: Heartbeat | Bye) -> None:
-        step = max(self._windows, default=-1)
+        newest = max(self._windows, default=self._last_closed + 1)
         for cause, num in self._producers.newly_dropped(record).items():
-            self._refuse(step, cause, num)
+            self._refuse(newest, cause, num)
 
     def _refuse(self, step: int, cause: str, tokens: int) -> None:
+        """Counts lost tokens against their step; where that is not open, against the next one that closes."""
         self._dropped[cause] = self._dropped.get(cause, 0) + tokens
         window = self._windows.get(step)
         if window is not None:
             window.refuse(cause, tokens)
+        elif step != NO_STEP:
+            self._unplaced[cause] = self._unplaced.get(cause, 0) + tokens
 
     def _window(self, step: int) -> StepWindow:
         window = self._windows.get(step)
@@ -215,27 +241,18 @@ class RunMonitor:
             quiet = now_s - producer.last_seen_s
             text = f"{who} is {state}: nothing for {quiet:.0f} s; last step {producer.last_step}"
             events.append(self._ledger.event("producer", text, "WARN", now_s, self._last_closed, producer.to_public()))
-        if self._producers.all_silent() and self._findings.get("BLIND") is None:
-            silent = Finding(
-                "BLIND",
-                "silent",
-                0.95,
-                self._last_closed + 1,
-                "confirmed",
-                {"last_step": self._last_closed},
-                ADVICE["BLIND", "silent"],
-            )
-            self._findings.items.append(silent)
-            events += self._ledger.findings([silent], self._last_closed, now_s)
+        if self._producers.all_silent() and not any(f.kind == "silent" for f in self._findings.open()):
+            events += self._silent(now_s)
         for step in self._windows:
             if any(p.is_done_with(step) for p in self._producers.trainers()):
                 self._ended_ticks[step] = self._ended_ticks.get(step, 0) + 1
         return events + self._close_ready(now_s)
 
-    def _findings_end_silence(self) -> None:
-        for finding in self._findings.open():
-            if (finding.verdict, finding.kind) == ("BLIND", "silent"):
-                finding.state = "closed"
+    def _silent(self, now_s: float) -> list[Event]:
+        advice, evidence = ADVICE["BLIND", "silent"], {"last_step": self._last_closed}
+        silent = Finding("BLIND", "silent", 0.95, self._last_closed + 1, "confirmed", evidence, advice)
+        self._findings.add(silent)
+        return self._ledger.findings([silent], self._last_closed, now_s)
 
     def finish(self, now_s: float) -> list[Event]:
         events: list[Event] = []
@@ -260,23 +277,36 @@ class RunMonitor:
             return False
         if self._ended_ticks.get(step, 0) >= GRACE_TICKS or any(p.last_step >= step + AHEAD_STEPS for p in trainers):
             return True
-        return not self._producers.waits_for(step, self._last_closed) and not self._join.num_waiting(step)
+        since_step = self._last_closed if self._closed else NO_STEP
+        return not self._producers.waits_for(step, since_step) and not self._join.num_waiting(step)
 
     def _close(self, step: int, now_s: float) -> list[Event]:
         for rows in self._join.close_step(step):
             self._window(rows.step).add(rows, self._refuse)
         window = self._windows.pop(step)
         self._ended_ticks.pop(step, None)
-        self._last_closed = max(self._last_closed, step)
+        self._last_closed = step
+        self._newest_version = max(self._newest_version, window.version)
+        self._pending_scalars = {at: values for at, values in self._pending_scalars.items() if at > step}
+        for cause, num in self._unplaced.items():
+            window.refuse(cause, num)
+        self._unplaced.clear()
         closed = window.close(list(self._closed), pool_after_step=self._decider.pool_after_step)
         facts = self._complete(closed.facts)
-        self._closed.append(ClosedStep(facts, closed.sums, closed.bound_sums, facts.to_json()))
+        self._keep(ClosedStep(facts, closed.sums, facts.to_json()))
         public = facts.to_public()
         self._steps.append(public)
         events = [self._ledger.event("step", _step_text(facts, self._config), "INFO", now_s, step, public)]
         if facts.offered_tokens:
             events += self._judge(facts, now_s)
         return events
+
+    def _keep(self, closed: ClosedStep) -> None:
+        """Sums, one entry per group, are held only as long as a later step may be pooled with them."""
+        self._closed.append(closed)
+        past = len(self._closed) - 1 - self._config.window.pool_steps
+        if past >= 0:
+            self._closed[past] = replace(self._closed[past], sums=GroupSums())
 
     def _complete(self, facts: StepFacts) -> StepFacts:
         rms, mean_abs = self._floors.update(facts)
@@ -285,7 +315,7 @@ class RunMonitor:
             floor_rms=rms,
             floor_mean_abs=mean_abs,
             engine_version=self._engine_version,
-            repeated_checksum=self._repeated_checksum,
+            repeated_checksum=any(repeated for _, _, repeated in self._checksums.values()),
         )
         return with_trend(facts, [c.facts for c in self._closed], self._config)
 
@@ -339,9 +369,6 @@ class RunMonitor:
             ],
         }
 
-    def abort_is_due(self) -> bool:
-        return abort_due(self._findings.items) is not None
-
     def snapshot(self) -> RunSnapshot:
         shown = [f.to_public() for f in self._findings.open()]
         shown += [f.to_public() for f in reversed(self._findings.items) if not f.is_open][:SHOWN]
@@ -379,8 +406,7 @@ class RunMonitor:
             "last_closed": self._last_closed,
             "newest_version": self._newest_version,
             "engine_version": self._engine_version,
-            "repeated_checksum": self._repeated_checksum,
-            "checksums": {replica: list(pair) for replica, pair in self._checksums.items()},
+            "checksums": {replica: list(entry) for replica, entry in self._checksums.items()},
             "model_name": self._model_name,
             "engines": sorted(self._engines),
             "floors": self._floors.to_json(),
@@ -390,30 +416,31 @@ class RunMonitor:
             "ledger": self._ledger.to_json(),
             "num_tokens": self._num_tokens,
             "dropped": self._dropped,
+            "unplaced": self._unplaced,
             "num_frames": self._num_frames,
             "gaps": self._producers.gaps,
             "producers": self._producers.to_json(),
         }
 
-    def load(self, tree: Mapping[str, Json], now_s: float = 0.0) -> None:
+    def load(self, tree: Mapping[str, Json]) -> None:
         """Goes on from what `to_json` wrote; open steps and sums for pooling are not part of it."""
         self._last_closed = tree["last_closed"]
         self._newest_version, self._engine_version = tree["newest_version"], tree["engine_version"]
-        self._repeated_checksum = tree["repeated_checksum"]
-        self._checksums = {replica: (int(v), str(c)) for replica, (v, c) in tree["checksums"].items()}
+        self._checksums = {replica: (int(v), str(c), bool(r)) for replica, (v, c, r) in tree["checksums"].items()}
         self._model_name, self._engines = tree["model_name"], set(tree["engines"])
         self._floors.load(tree["floors"])
         self._findings = Findings.from_json(tree["findings"])
         self._decider.load(tree["decider"])
         for item in tree["facts"]:
             facts = from_json(item)
-            self._closed.append(ClosedStep(facts, GroupSums(), GroupSums(), dict(item)))
+            self._closed.append(ClosedStep(facts, GroupSums(), dict(item)))
             self._steps.append(facts.to_public())
         self._ledger.load(tree["ledger"])
         self._num_tokens = dict(tree["num_tokens"])
-        self._dropped, self._num_frames = dict(tree["dropped"]), tree["num_frames"]
+        self._dropped, self._unplaced = dict(tree["dropped"]), dict(tree["unplaced"])
+        self._num_frames = tree["num_frames"]
         self._producers.gaps = tree["gaps"]
-        self._producers.load(tree["producers"], now_s)
+        self._producers.load(tree["producers"])
 
 
 def _step_text(facts: StepFacts, config: Config) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlc_sentinel.core.join import Rows
+from dlc_sentinel.core.rows import Rows
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE
 from dlc_sentinel.maths.ratio import compress, remap
 from dlc_sentinel.records import F32, I64, UNKNOWN_VERSION, Bool
@@ -16,6 +16,8 @@ POSITIVE_NATS = 1e-3
 """A logprob above this is none; below it is rounding."""
 PLACEHOLDER_NATS = -9999.0
 """Engines and stacks write -9999, -1e9 or -3.4e38 where they have no value."""
+MAX_VERSIONS = 256
+"""Distinct generator versions told apart: labels that are noise must cost neither time nor memory."""
 COPY_SHARE = 0.99
 COPY_TOKENS = 64
 INFORMATIVE_NATS = -1e-3
@@ -51,7 +53,9 @@ class Tokens:
 
     @property
     def span_age_K(self) -> I64:
-        """Trainer version minus token version; UNKNOWN_AGE where the version is not known."""
+        """Trainer version minus token version; UNKNOWN_AGE where one of them is not known."""
+        if self.version < 0:
+            return np.full(len(self.span_version_K), UNKNOWN_AGE)
         return np.where(self.span_version_K == UNKNOWN_VERSION, UNKNOWN_AGE, self.version - self.span_version_K)
 
     @property
@@ -94,8 +98,17 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
     row_K = np.searchsorted(offsets, starts, side="right") - 1
     gen, exact, copied = _middle(rows, cur, old, engine, versions, row_K, old_versions)
     return Tokens(
-        rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, starts, versions, exact, row_K, copied
+        rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, starts, _bounded(versions), exact,
+        row_K, copied,
     )  # fmt: skip
+
+
+def _bounded(version_K: I64) -> I64:
+    """The versions; those older than the newest MAX_VERSIONS as the oldest of these, unknown as unknown."""
+    distinct = np.unique(version_K)
+    if len(distinct) <= MAX_VERSIONS:
+        return version_K
+    return np.where(version_K == UNKNOWN_VERSION, UNKNOWN_VERSION, np.maximum(version_K, distinct[-MAX_VERSIONS]))
 
 
 def _is_clean(stream: F32) -> bool:
@@ -130,26 +143,27 @@ def _middle(
     old_versions: I64 | None,
 ) -> tuple[F32 | None, Bool, str]:
     """(trainer logprobs at the generator's weights, which spans are exact, what `old` is a copy of)."""
+    known = versions != UNKNOWN_VERSION
+    current = (versions == rows.version) & known
     none = np.zeros(len(versions), np.bool_)
-    aged = (versions != rows.version) & (versions != UNKNOWN_VERSION)
     old_is, copied = rows.old_is, ""
     if old is not None and old_is in ("generator", "proximal"):
         if _is_copy(old, engine, engine):
             copied, old_is = "engine", "engine"
         elif cur is not None and _is_copy(old, cur, engine):
-            if old_is == "proximal" or (rows.update > 0 and not aged.any()):
+            if old_is == "proximal" or (rows.update > 0 and not (known & ~current).any()):
                 copied = "current"
             if old_is == "proximal":
                 old_is = "reused"
     if old is None or old_is in ("absent", "engine", "reused"):
         if rows.update == 0 and cur is not None:
-            return cur, (versions == rows.version) & (versions != UNKNOWN_VERSION), copied
+            return cur, current, copied
         return None, none, copied
     if old_versions is not None and (old_versions[row_K] != UNKNOWN_VERSION).any():
-        return old, (old_versions[row_K] == versions) & (versions != UNKNOWN_VERSION), copied
+        return old, (old_versions[row_K] == versions) & known, copied
     if old_is == "generator":
         return old, ~none, copied
-    return old, versions == rows.version, copied
+    return old, current, copied
 
 
 def _is_copy(stream: F32, other: F32, engine: F32) -> bool:

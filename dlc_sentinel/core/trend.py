@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,8 +10,13 @@ import numpy as np
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.maths.forecast import forecast_steps, loop_gain
+from dlc_sentinel.records import F64
 
 MAX_POINTS = 64
+MAX_AGE = 1e6
+"""A version that far off is a wrong label, not an age."""
+AGE_DIGITS = 6
+"""Mean ages that differ by rounding only are one age: a curve cannot be laid through them."""
 
 
 def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -> StepFacts:
@@ -20,14 +24,14 @@ def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -
     now, before = _windows([*history[-2 * MAX_POINTS :], facts])
     if len(now) < 2:
         return facts
-    ages = np.array([f.age_mean for f in now])
+    ages = _ages(now)
     ess = np.array([f.action_ess for f in now])
     course = forecast_steps(ages, ess, threshold=config.ess.threshold)
     changed = replace(facts, forecast=(course.low, course.mid, course.high))
     if not before:
         return changed
     gain = loop_gain(
-        np.array([f.age_mean for f in before]),
+        _ages(before),
         np.array([f.lag.rms for f in before]),
         ages,
         np.array([f.lag.rms for f in now]),
@@ -35,11 +39,15 @@ def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -
     return replace(changed, loop_gain=gain.value, loop_gain_low=gain.low)
 
 
+def _ages(window: Sequence[StepFacts]) -> F64:
+    return np.array([f.age_mean for f in window]).round(AGE_DIGITS)
+
+
 def _windows(history: Sequence[StepFacts]) -> tuple[list[StepFacts], list[StepFacts]]:
     """(steps since the last sync, steps of the window before): a window ends where the mean age drops."""
     windows: list[list[StepFacts]] = [[]]
     for facts in history:
-        if facts.basis != "exact" or math.isnan(facts.age_mean):
+        if facts.basis != "exact" or not abs(facts.age_mean) <= MAX_AGE:
             continue
         if windows[-1] and facts.age_mean < windows[-1][-1].age_mean:
             windows.append([])

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
 from dlc_sentinel.config import Config
+from dlc_sentinel.core.ages import FirstTotals, VersionTally
+from dlc_sentinel.core.correlation import Correlation
 from dlc_sentinel.core.facts import NAN, Basis, ClosedStep, Kl, StepFacts, Values
-from dlc_sentinel.core.join import Rows
-from dlc_sentinel.core.tokens import Tokens, usable
+from dlc_sentinel.core.rows import Rows
+from dlc_sentinel.core.tokens import INFORMATIVE_NATS, Tokens, usable
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE
 from dlc_sentinel.maths.bootstrap import GroupSums, ess_interval
 from dlc_sentinel.maths.lag import LagStats
 from dlc_sentinel.maths.ratio import log_ratio
 from dlc_sentinel.maths.running import StreamStats
-from dlc_sentinel.records import F64, UNKNOWN_VERSION, Bool
+from dlc_sentinel.records import F32, F64, UNKNOWN_VERSION, Bool
 
 MIXED_SHARE = 0.01
 """A basis that covers more than this share of a step's tokens names the step's basis."""
 CONFIDENT_NATS = -0.05
+MAX_PUBLISHED_AGES = 64
+"""The youngest ages of `lag_ess_by_age`."""
+MAX_LOTS = 1024
+"""Groups the bootstrap draws from: with 100,000 of them a verdict would come seconds late."""
 PROBE_TOKENS = 8192
 """Records longer than this are probed at every eighth token for the correlation of the two streams."""
+
+ArrayT = TypeVar("ArrayT", F32, F64)
 
 
 @dataclass(slots=True)
@@ -43,54 +52,27 @@ class _Update:
         self.total.merge(other.total)
 
 
-@dataclass(slots=True)
-class _Pairs:
-    """Sums for the correlation of two streams."""
-
-    n: int = 0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    yy: float = 0.0
-    xy: float = 0.0
-
-    def add(self, x: F64, y: F64) -> None:
-        self.n += len(x)
-        self.x += float(x.sum())
-        self.y += float(y.sum())
-        self.xx += float(x @ x)
-        self.yy += float(y @ y)
-        self.xy += float(x @ y)
-
-    def correlation(self) -> float:
-        if self.n < 2:
-            return NAN
-        vx, vy = self.xx - self.x**2 / self.n, self.yy - self.y**2 / self.n
-        if vx <= 0.0 or vy <= 0.0:
-            return NAN
-        return (self.xy - self.x * self.y / self.n) / math.sqrt(vx * vy)
-
-
 class StepWindow:
     """Accumulates one step of one run. Rows may come in any order of updates, ranks and micro-batches."""
 
     def __init__(self, step: int, config: Config) -> None:
         self.step = step
-        self.version = -1
+        self.version = UNKNOWN_VERSION
+        """Newest trainer version of any record of the step."""
         self._config = config
         self._updates: dict[int, _Update] = {}
         self._discrepancy = StreamStats()
         self._stale_kv = StreamStats()
         self._current = StreamStats()
-        self._pairs = _Pairs()
-        self._total_first: dict[int, dict[int, StreamStats]] = {}
-        self._tokens_by_version: dict[int, int] = {}
-        self._groups_by_version: dict[int, set[int]] = {}
+        self._correlation = Correlation()
+        self._total_first = FirstTotals()
+        self._versions = VersionTally()
         self._groups: set[int] = set()
         self._num_rows = 0
         self._num_tokens = 0
         self._num_exact = 0
-        self._aged = [0, 0]
+        self._aged_tokens = 0
+        self._aged_moved = 0
         self._copied = ""
         self.dropped: dict[str, int] = {}
         self.scalars: dict[str, float] = {}
@@ -104,15 +86,17 @@ class StepWindow:
 
     def add(self, rows: Rows, refuse: Callable[[int, str, int], None]) -> None:
         """Takes complete rows of this step."""
-        self.version = max(self.version, rows.version)
         tokens = usable(rows, refuse)
-        if tokens is None or tokens.cur_N is None:
+        if tokens is None:
+            return
+        if tokens.cur_N is None:
+            refuse(rows.step, "unmatched", tokens.num_tokens)
             return
         self._count(tokens)
         total_N = log_ratio(tokens.cur_N, tokens.engine_N)
         update = self._update(tokens.update)
         update.total.add(total_N)
-        self._first_totals(tokens, total_N)
+        self._total_first.add(tokens, total_N)
         exact_S = tokens.row_exact_S
         if tokens.gen_N is not None and tokens.span_exact_K.any():
             self._exact_tokens(tokens, update)
@@ -127,29 +111,14 @@ class StepWindow:
         return update
 
     def _count(self, tokens: Tokens) -> None:
-        lengths = tokens.span_length_K
         self._num_tokens += tokens.num_tokens
         self._num_rows += len(tokens.group_S)
-        self._num_exact += int(lengths[tokens.span_exact_K].sum())
+        # a block's lag needs all its tokens: a row is as exact as its weakest one
+        exact_K = tokens.row_exact_S[tokens.span_row_K]
+        self._num_exact += int(tokens.span_length_K[exact_K].sum())
         self._groups.update(tokens.group_S.tolist())
         self._copied = tokens.copied_from or self._copied
-        for version in np.unique(tokens.span_version_K).tolist():
-            at = tokens.span_version_K == version
-            self._tokens_by_version[version] = self._tokens_by_version.get(version, 0) + int(lengths[at].sum())
-            self._groups_by_version.setdefault(version, set()).update(tokens.group_S[tokens.span_row_K[at]].tolist())
-
-    def _first_totals(self, tokens: Tokens, total_N: F64) -> None:
-        """Total by age, kept for the lowest update only: the state right after a sync shows there."""
-        if self._total_first and min(self._total_first) < tokens.update:
-            return
-        if tokens.update not in self._total_first:
-            self._total_first = {tokens.update: {}}
-        by_age = self._total_first[tokens.update]
-        ages = tokens.span_age_K
-        for age in np.unique(ages).tolist():
-            at = ages == age
-            part = total_N if at.all() else total_N[np.repeat(at, tokens.span_length_K)]
-            by_age.setdefault(age, StreamStats()).add(part)
+        self._versions.add(tokens)
 
     def _exact_tokens(self, tokens: Tokens, update: _Update) -> None:
         assert tokens.gen_N is not None and tokens.cur_N is not None
@@ -166,9 +135,9 @@ class StepWindow:
             self._current.add(_pick(disc_N, tokens, current_K))
         aged_K = tokens.span_exact_K & (ages > 0) & (ages != UNKNOWN_AGE)
         if aged_K.any():
-            aged_N = _pick(lag_N, tokens, aged_K)
-            self._aged[0] += len(aged_N)
-            self._aged[1] += int(np.count_nonzero(aged_N))
+            may_move_N = _pick(tokens.gen_N, tokens, aged_K) < INFORMATIVE_NATS
+            self._aged_tokens += int(np.count_nonzero(may_move_N))
+            self._aged_moved += int(np.count_nonzero(_pick(lag_N, tokens, aged_K)))
         update.lag.add(_pick(lag_N, tokens, tokens.span_exact_K))
         if tokens.row_exact_S.any():
             _add_rows(update.lag_rows, lag_N, tokens, tokens.row_exact_S)
@@ -181,97 +150,98 @@ class StepWindow:
         keep = engine < CONFIDENT_NATS
         if not tokens.span_exact_K.all():
             keep &= np.repeat(tokens.span_exact_K, tokens.span_length_K)[probe]
-        self._pairs.add(engine[keep], trainer[keep])
+        self._correlation.add(engine[keep], trainer[keep])
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def close(self, before: Sequence[ClosedStep], *, pool_after_step: int) -> ClosedStep:
         """The step's facts. `before`: closed steps, oldest first; only those after `pool_after_step` may be pooled."""
         order = sorted(self._updates)
-        last = order[-max(1, len(order) // 4) :] if order else []
+        last = order[-max(1, len(order) // 4) :]
         horizon = self._config.ess.horizon
         pooled = _Update(LagStats(horizon), LagStats(horizon))
         for index in last:
             pooled.merge(self._updates[index])
-        ages = self._ages()
-        sums, bound_sums = pooled.lag_rows.group_sums(), pooled.bound_rows.group_sums()
-        basis = self._basis()
-        action, enough, blocks = self._pooled(sums, ages[0], before, pool_after_step)
-        lag_known = basis == "exact"
-        by_age = {str(age): value for age, value in sorted(pooled.lag_rows.by_age().items()) if age != UNKNOWN_AGE}
-        both = GroupSums().merge(sums).merge(bound_sums)
-        facts = StepFacts(
+        facts = self._facts(pooled, last)
+        sums = pooled.lag_rows.group_sums()
+        if facts.basis == "exact":
+            pool = self._pool(sums, facts.age_mean, before, pool_after_step)
+            facts = self._with_lag(facts, pooled, sums, pool)
+        return ClosedStep(facts, sums)
+
+    def _facts(self, pooled: _Update, last: Sequence[int]) -> StepFacts:
+        """All but what needs the lag to be known."""
+        age_mean, age_max = self._versions.age_mean_and_max()
+        both = GroupSums().merge(pooled.lag_rows.group_sums()).merge(pooled.bound_rows.group_sums())
+        return StepFacts(
             step=self.step,
             version=self.version,
             first_update=last[0] if last else 0,
             last_update=last[-1] if last else 0,
-            basis=basis,
+            basis=self._basis(),
             num_tokens=self._num_tokens,
             num_groups=len(self._groups),
             num_rows=self._num_rows,
             num_blocks=pooled.lag_rows.num_blocks(),
-            age_mean=ages[0],
-            age_max=ages[1],
-            num_unknown_age=self._tokens_by_version.get(UNKNOWN_VERSION, 0),
-            num_negative_age=sum(n for v, n in self._tokens_by_version.items() if v > self.version),
-            lag_ess=pooled.lag_rows.ess() if lag_known else {},
-            lag_ess_interval=ess_interval(sums, seed=self.step) if lag_known else (NAN, NAN),
-            lag_ess_by_age=by_age if lag_known else {},
-            half_horizon=pooled.lag_rows.half_horizon() if lag_known else NAN,
+            age_mean=age_mean,
+            age_max=age_max,
+            num_unknown_age=self._versions.num_unknown,
+            num_negative_age=self._versions.num_negative,
             coverage=pooled.lag_rows.coverage(),
-            action_ess=action if lag_known else NAN,
-            action_blocks=blocks,
-            action_enough=enough,
             bound_ess=both.total().ratio,
-            action_ess_youngest=next(iter(by_age.values()), NAN),
             discrepancy=_values(self._discrepancy),
-            lag=_values(pooled.lag) if lag_known else Values(),
             total=_values(pooled.total),
             stale_kv=_values(self._stale_kv),
             current=_values(self._current),
-            total_first=self._first_public(),
-            by_version={str(v): (n, len(self._groups_by_version[v])) for v, n in self._tokens_by_version.items()},
-            aged_tokens=self._aged[0],
-            aged_moved=self._aged[1],
-            correlation=self._pairs.correlation(),
-            correlation_tokens=self._pairs.n,
-            kl=_kl(pooled.lag_rows) if lag_known else Kl(),
+            total_first=self._total_first.public(),
+            by_version=self._versions.by_version(),
+            aged_tokens=self._aged_tokens,
+            aged_moved=self._aged_moved,
+            correlation=self._correlation.value(),
+            correlation_tokens=self._correlation.num,
             dropped=dict(self.dropped),
             scalars=dict(self.scalars),
             copied_from=self._copied,
         )
-        return ClosedStep(facts, sums, bound_sums)
+
+    def _with_lag(self, facts: StepFacts, pooled: _Update, sums: GroupSums, pool: GroupSums) -> StepFacts:
+        """The facts with the lag of the last updates; `pool`: the sums behind the value that the rules use."""
+        rows = pooled.lag_rows
+        by_age = {str(age): ess for age, ess in islice(rows.by_age().items(), MAX_PUBLISHED_AGES)}
+        interval = _interval(sums, self.step)
+        action_ess, num_blocks = pool.total().ratio, _num_blocks(pool)
+        low = action_ess < self._config.ess.threshold
+        return replace(
+            facts,
+            lag=_values(pooled.lag),
+            lag_ess=rows.ess(),
+            lag_ess_interval=interval,
+            lag_ess_by_age=by_age,
+            half_horizon=rows.half_horizon(),
+            action_ess=action_ess,
+            action_interval=interval if pool is sums else _interval(pool, self.step) if low else (NAN, NAN),
+            action_blocks=num_blocks,
+            action_enough=num_blocks >= self._config.window.min_blocks,
+            action_ess_youngest=next(iter(by_age.values()), NAN),
+            kl=_kl(rows),
+        )
 
     def _basis(self) -> Basis:
         if not self._num_tokens:
             return "none"
         return "mixed" if self._num_tokens - self._num_exact > MIXED_SHARE * self._num_tokens else "exact"
 
-    def _ages(self) -> tuple[float, float]:
-        known = {self.version - v: n for v, n in self._tokens_by_version.items() if v >= 0}
-        num = sum(known.values())
-        if not num:
-            return NAN, NAN
-        return sum(age * n for age, n in known.items()) / num, float(max(known))
-
-    def _first_public(self) -> dict[str, tuple[int, float]]:
-        by_age = next(iter(self._total_first.values()), {})
-        return {str(age): (stats.num, stats.rms) for age, stats in sorted(by_age.items()) if age != UNKNOWN_AGE}
-
-    def _pooled(
-        self, sums: GroupSums, age: float, before: Sequence[ClosedStep], pool_after_step: int
-    ) -> tuple[float, bool, int]:
-        """(ESS_h*, are there enough blocks, blocks): this step alone if it is large, else with steps before it."""
+    def _pool(self, sums: GroupSums, age: float, before: Sequence[ClosedStep], pool_after_step: int) -> GroupSums:
+        """The step's own sums where they are enough, else with those of steps before it of about the same age."""
         need = self._config.window
-        pool = GroupSums().merge(sums)
-        num = _num_blocks(sums)
+        pool = sums
         for closed in reversed(before[-need.pool_steps :]):
-            if (num >= need.min_blocks and pool.num_groups >= need.min_groups) or closed.facts.step <= pool_after_step:
+            enough = _num_blocks(pool) >= need.min_blocks and pool.num_groups >= need.min_groups
+            if enough or closed.facts.step <= pool_after_step:
                 break
             if closed.facts.basis == "exact" and abs(closed.facts.age_mean - age) <= need.pool_age:
-                pool.merge(closed.sums)
-                num = _num_blocks(pool)
-        return pool.total().ratio, num >= need.min_blocks, num
+                pool = GroupSums().merge(pool).merge(closed.sums)
+        return pool
 
 
 def _later_spans(tokens: Tokens) -> Bool:
@@ -281,7 +251,8 @@ def _later_spans(tokens: Tokens) -> Bool:
     return later
 
 
-def _pick(x_N: F64, tokens: Tokens, which_K: Bool) -> F64:
+def _pick(x_N: ArrayT, tokens: Tokens, which_K: Bool) -> ArrayT:
+    """Values of the tokens in the spans chosen."""
     return x_N if which_K.all() else x_N[np.repeat(which_K, tokens.span_length_K)]
 
 
@@ -301,6 +272,15 @@ def _add_rows(stats: LagStats, x_N: F64, tokens: Tokens, which_S: Bool) -> None:
 
 def _values(stats: StreamStats) -> Values:
     return Values(stats.mean, stats.rms, stats.p50_abs, stats.p99_abs, stats.mean_abs, stats.num)
+
+
+def _interval(sums: GroupSums, seed: int) -> tuple[float, float]:
+    """Bootstrap interval of ESS_h*; where groups are very many, over lots of several, by their (hashed) key."""
+    if sums.num_groups > MAX_LOTS:
+        lots = GroupSums()
+        lots.add(sums.keys_G % MAX_LOTS, sums.m_G, sums.s1_G, sums.s2_G, sums.n_G)
+        sums = lots
+    return ess_interval(sums, seed=seed)
 
 
 def _num_blocks(sums: GroupSums) -> int:
