@@ -17,7 +17,7 @@ from statistics import median
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.detect import Finding, Findings
-from dlc_sentinel.core.diagnose import Candidate, View, at_floor, lag_level, wants_drop
+from dlc_sentinel.core.diagnose import MIN_ENGINE_NATS, Candidate, View, at_floor, lag_level, wants_drop
 from dlc_sentinel.core.effect import Pending
 from dlc_sentinel.core.facts import StepFacts, no_nan
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
@@ -302,10 +302,9 @@ class Decider:
     def _total_and_limit(self, facts: StepFacts, pending: Pending) -> tuple[float, float]:
         total = pending.total_rms
         calm = self.state.calm_total.get(str(pending.youngest_age), [])
-        if calm:
-            # numerics below a tenth of the floor are all alike: an engine exact to 1e-6 must not fail at 2e-6
-            return total, max(self._config.act.effect_factor * median(calm), 0.1 * facts.floor_rms)
-        return total, CALM_NATS_FACTOR * facts.floor_rms
+        expected = self._config.act.effect_factor * median(calm) if calm else CALM_NATS_FACTOR * facts.floor_rms
+        # At or below this no rule calls an engine stale: numerics that move with the policy are no failed sync.
+        return total, max(expected, MIN_ENGINE_NATS)
 
     def _down(self, pending: Pending, total: float, limit: float) -> Decision:
         s = self.state

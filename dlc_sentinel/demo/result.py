@@ -112,7 +112,9 @@ def picture(results: Sequence[ArmResult], path: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    arms = {name: arm for name, arm in by_name(results).items() if arm.steps}
+    known = by_name(results)
+    order = (*ARMS, *(name for name in known if name not in ARMS))
+    arms = {name: known[name] for name in order if name in known and known[name].steps}
     figure = Figure(figsize=(9, 8), layout="constrained")
     truth, ess, pushes = figure.subplots(3, 1, sharex=True, height_ratios=(5, 4, 1.5))
     for place, (name, arm) in enumerate(arms.items()):
@@ -120,7 +122,7 @@ def picture(results: Sequence[ArmResult], path: Path) -> Path:
     truth.set(ylabel="reward (share of right tokens)", ylim=(0, 1), title=_title(results))
     truth.legend(loc="upper left", fontsize=8, ncols=2)
     ess.axhline(THRESHOLD, color="black", linewidth=1, linestyle="--")
-    ess.annotate("resync below 1/2", (0.995, THRESHOLD), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    ess.annotate("1/2", (1.005, THRESHOLD), xycoords=("axes fraction", "data"), va="center", annotation_clip=False)
     ess.set(ylabel=f"lag ESS, h = {HORIZON}", ylim=(0, 1.03))
     pushes.set(ylabel="pushes", xlabel="step", yticks=range(len(arms)), yticklabels=list(arms), ylim=(-0.6, len(arms)))
     for axes in (truth, ess, pushes):
