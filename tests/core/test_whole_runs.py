@@ -457,3 +457,16 @@ def test_observe_mode_waits_for_no_answer():
     run_lagging(job, 40, obey=False)
 
     assert len(commands(job.events)) == 1 and of_kind(job.events, "ack") == []
+
+
+def test_engine_numerics_that_grow_with_the_policy_do_not_make_a_resync_a_failure():
+    job = Job()
+    generated = 0
+    for step in range(20):
+        events = job.step(step, gen_version=generated, lag=0.06 * (step - generated), disc=1e-3 if step < 4 else 4e-3)
+        for command in commands(events):
+            generated = step + 1
+            job.ack(command, version=generated, step=step)
+
+    effects = [event.data["outcome"] for event in of_kind(job.events, "note") + of_kind(job.events, "breaker")]
+    assert len(effects) >= 2 and set(effects) == {"worked"}
