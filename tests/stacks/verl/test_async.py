@@ -1,0 +1,155 @@
+"""Real verl with trainer and generator apart: staleness per token, RESYNC, ABORT with a checkpoint that resumes."""
+
+import numpy as np
+import pytest
+from stacks.verl.support.job import FLOAT32, JOB_S, SEPARATE, Size
+from stacks.verl.support.watch import RUN, is_slow_machine
+
+from dlc_sentinel.config import Act, Config
+from dlc_sentinel.maths.ess import EssSums, block_sums
+from dlc_sentinel.records import Command
+
+pytestmark = [pytest.mark.slow, pytest.mark.verl]
+SIZE = Size(steps=14, prompts=16, samples=4, mini_batch=8, response=64, lr=4e-3)
+MODE = (
+    *FLOAT32,
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+    "trainer.v1.trainer_mode=separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "trainer.v1.separate_async.num_warmup_batches=3",
+)
+ENGINE = {"VERL_CPU_ENGINE_DTYPE": "bfloat16", "VERL_CPU_IGNORE_EOS": "1", "VERL_CPU_TOKEN_S": "0.03"}
+HORIZON = 32
+AFTER_RESYNC = 3
+"""Steps from the RESYNC to the ABORT."""
+
+
+def ess(records):
+    """ESS over blocks of 32 tokens with the whole ratio current / engine as weight."""
+    sums = EssSums()
+    for t in records:
+        total = t.cur_N.astype(np.float64) - t.engine_N.astype(np.float64)
+        sums = sums.merge(EssSums.of(block_sums(total, t.offsets_S1, HORIZON)[0]))
+    return sums.ratio
+
+
+def rms(records):
+    x = np.concatenate([t.cur_N.astype(np.float64) - t.engine_N for t in records])
+    return float(np.sqrt((x * x).mean()))
+
+
+def versions(record):
+    """The generator's version of every token."""
+    ends = [*record.span_start_K[1:], record.offsets_S1[-1]]
+    return np.repeat(record.span_version_K, np.diff([*record.span_start_K, ends[-1]]))
+
+
+class Rule:
+    """RESYNC once ESS is below one half, ABORT a few steps later."""
+
+    def __init__(self):
+        self.watch = None
+        self.ess = {}
+        self.resync_step = None
+
+    def __call__(self, step):
+        number = step["step"]
+        self.ess[number] = ess(self.watch.rows(number, update=step["updates"][1]))
+        if self.resync_step is None and self.ess[number] < 0.5 and number > 2:
+            self.resync_step = number
+            return Command("c-RESYNC-1", RUN, "RESYNC", action="drop_stale", reason="ESS below 1/2", issued_step=number)
+        if self.resync_step is not None and number == self.resync_step + AFTER_RESYNC:
+            return Command("c-ABORT-1", RUN, "ABORT", reason="test", issued_step=number)
+        return None
+
+
+@pytest.fixture(scope="module")
+def run(launch, watch):
+    """(job, watch, rule) of a job that was resynced, then aborted."""
+    rule = Rule()
+    listening = rule.watch = watch(Config(act=Act(mode="observe")), rule)
+    job = launch(SIZE, *SEPARATE, *MODE, env=listening.env | ENGINE).ended_well(JOB_S)
+    return job, listening, rule
+
+
+def first_update(listening, step):
+    return listening.rows(step, update=0)
+
+
+def test_staleness_up_to_three_is_seen_at_single_tokens(run):
+    _, listening, _ = run
+    ages = {int(age) for t in listening.trains for age in t.version - versions(t)}
+
+    assert {0, 1, 2, 3} <= ages and min(ages) >= 0
+
+
+def test_versions_agree_with_what_verl_knows_of_each_sample(run):
+    job, listening, _ = run
+    for step, logged in job.metrics().items():
+        oldest = [int(min(versions(t)[a:b])) for t in listening.rows(step) for a, b in pieces(t)]
+        newest = [int(max(versions(t)[a:b])) for t in listening.rows(step) for a, b in pieces(t)]
+
+        worst = logged["training/off_policy/trajectory_staleness_worst/mean"]
+        assert step - 1 - np.mean(oldest) == pytest.approx(worst, abs=1e-6)
+        assert step - 1 - np.mean(newest) == pytest.approx(
+            logged["training/off_policy/trajectory_staleness/mean"], abs=1e-6
+        )
+
+
+def pieces(record):
+    return list(zip(record.offsets_S1[:-1], record.offsets_S1[1:], strict=True))
+
+
+def test_a_sample_that_was_interrupted_has_more_than_one_version(run):
+    _, listening, _ = run
+
+    assert any(len(set(versions(t)[a:b])) > 1 for t in listening.trains for a, b in pieces(t))
+
+
+def test_resync_is_applied_at_the_version_the_engine_holds(run):
+    _, listening, _ = run
+    acks = [e for e in listening.events if e.kind == "ack" and "RESYNC" in e.text]
+
+    assert len(acks) == 1 and "applied" in acks[0].text
+
+
+def test_after_the_resync_a_step_has_fresh_rows_only_and_the_first_update_is_at_its_floor(run):
+    _, listening, rule = run
+    fresh = next(
+        step
+        for step in range(rule.resync_step, rule.resync_step + 4)
+        if listening.steps[step]["version_age"]["max"] == 0
+    )
+    fresh_before = [
+        rms([t])
+        for step in range(1, rule.resync_step)
+        for t in first_update(listening, step)
+        if (versions(t) == t.version).all()
+    ]
+
+    assert fresh_before
+    assert rms(first_update(listening, fresh)) <= 1.5 * float(np.median(fresh_before))
+
+
+def test_abort_ends_the_job_soon_after_it_was_seen_and_leaves_a_checkpoint(run):
+    job, listening, rule = run
+    saved = int((job.folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    took_s = job.ended_s - listening.heard_s["c-ABORT-1"]
+
+    assert (job.folder / "checkpoints" / f"global_step_{saved}" / "actor").is_dir()
+    assert rule.resync_step + AFTER_RESYNC <= saved < SIZE.steps
+    assert max(job.metrics()) == saved
+    assert took_s <= (120 if is_slow_machine() else 10)
+
+
+def test_the_checkpoint_of_an_abort_resumes(run, launch, watch):
+    job, _, _ = run
+    saved = int((job.folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    (job.folder / "metrics.jsonl").unlink()
+    size = Size(**{**vars(SIZE), "steps": saved + 1})
+    listening = watch(Config(act=Act(mode="observe")))
+
+    again = launch(size, *SEPARATE, *MODE, env=listening.env | ENGINE, folder=job.folder, resume="auto")
+
+    assert sorted(again.ended_well(JOB_S).metrics()) == [saved + 1]
+    assert {t.version for t in listening.trains} == {saved}
