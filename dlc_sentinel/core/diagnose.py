@@ -13,6 +13,7 @@ from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts, Values
 from dlc_sentinel.core.floors import MIN_TOKENS
+from dlc_sentinel.core.trend import feeds_itself
 from dlc_sentinel.records import Json
 
 SEVERITY = (
@@ -125,7 +126,7 @@ def _lag(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []
     horizon, low_high = view.config.ess.horizon, now.action_interval
     queue = wants_drop(now, view.config)
-    kind = "epochs" if now.age_max == 0 else "feedback" if now.loop_gain_low > 1 else "old_weights"
+    kind = "epochs" if now.age_max == 0 else "feedback" if feeds_itself(history) else "old_weights"
     kind = "queue" if queue else kind
     advice = ADVICE["LAG", "hopeless_queue" if view.hopeless_queue and queue else kind]
     evidence = {

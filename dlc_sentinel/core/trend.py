@@ -9,7 +9,7 @@ import numpy as np
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.maths.forecast import forecast_steps, loop_gain
+from dlc_sentinel.maths.forecast import LoopGain, forecast_steps, is_feedback, loop_gain
 from dlc_sentinel.records import F64
 
 MAX_POINTS = 64
@@ -21,7 +21,8 @@ AGE_DIGITS = 6
 
 def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -> StepFacts:
     """The facts with forecast (steps to ESS_h* < threshold) and loop gain; nan where ages do not grow."""
-    now, before = _windows([*history[-2 * MAX_POINTS :], facts])
+    *_, before, now = [[], *_windows([*history[-2 * MAX_POINTS :], facts])]
+    before, now = before[-MAX_POINTS:], now[-MAX_POINTS:]
     if len(now) < 2:
         return facts
     ages = _ages(now)
@@ -43,8 +44,14 @@ def _ages(window: Sequence[StepFacts]) -> F64:
     return np.array([f.age_mean for f in window]).round(AGE_DIGITS)
 
 
-def _windows(history: Sequence[StepFacts]) -> tuple[list[StepFacts], list[StepFacts]]:
-    """(steps since the last sync, steps of the window before): a window ends where the mean age drops."""
+def feeds_itself(history: Sequence[StepFacts]) -> bool:
+    """True where the lower limit of the loop gain was above 1 at the end of each of the last 3 sync windows."""
+    ends = [LoopGain(window[-1].loop_gain, window[-1].loop_gain_low) for window in _windows(history) if window]
+    return is_feedback(ends)
+
+
+def _windows(history: Sequence[StepFacts]) -> list[list[StepFacts]]:
+    """Steps from one sync to the next, the newest window last: a window ends where the mean age drops."""
     windows: list[list[StepFacts]] = [[]]
     for facts in history:
         if facts.basis != "exact" or not abs(facts.age_mean) <= MAX_AGE:
@@ -52,4 +59,4 @@ def _windows(history: Sequence[StepFacts]) -> tuple[list[StepFacts], list[StepFa
         if windows[-1] and facts.age_mean < windows[-1][-1].age_mean:
             windows.append([])
         windows[-1].append(facts)
-    return windows[-1][-MAX_POINTS:], windows[-2][-MAX_POINTS:] if len(windows) > 1 else []
+    return windows

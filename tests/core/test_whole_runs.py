@@ -470,3 +470,22 @@ def test_engine_numerics_that_grow_with_the_policy_do_not_make_a_resync_a_failur
 
     effects = [event.data["outcome"] for event in of_kind(job.events, "note") + of_kind(job.events, "breaker")]
     assert len(effects) >= 2 and set(effects) == {"worked"}
+
+
+def lag_kinds(rates):
+    """Kinds of the LAG findings of a job whose lag per version is the next of `rates` after every sync."""
+    job, generated, window = Job(), 0, 0
+    for step in range(60):
+        rate = rates[min(window, len(rates) - 1)]
+        for command in commands(job.step(step, gen_version=generated, lag=rate * (step - generated))):
+            generated, window = step + 1, window + 1
+            job.ack(command, version=generated, step=step)
+    return {f["kind"] for f in job.report()["findings"] if f["verdict"] == "LAG"}
+
+
+def test_lag_that_grows_faster_after_each_of_three_syncs_feeds_itself():
+    assert "feedback" in lag_kinds([0.03, 0.045, 0.065, 0.09, 0.12])
+
+
+def test_lag_that_grows_alike_after_every_sync_is_only_old_weights():
+    assert lag_kinds([0.06]) == {"old_weights"}
