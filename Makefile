@@ -47,6 +47,15 @@ bench: .venv/.ready
 	$(PIP_VLLM) --no-deps -e .
 	touch $@
 
+# Real verl on a CPU; not part of `make test` while its hook is being built. Its tests run where this was made.
+.venv-verl/.ready: pyproject.toml requirements/verl.txt
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install -q torch==2.13.0
+	.venv-verl/bin/python -m pip install -q -r requirements/verl.txt
+	.venv-verl/bin/python -m pip install -q --no-deps verl==0.9.1
+	.venv-verl/bin/python -m pip install -q --no-deps -e .
+	touch $@
+
 # Prometheus and promtool come from the system; on Debian as root they are installed, elsewhere the tests that need them skip.
 .PHONY: tools
 tools:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlc_sentinel.core.tokens import MAX_VERSIONS, Tokens
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE
-from dlc_sentinel.maths.running import StreamStats
+from dlc_sentinel.maths.running import SquareSum
 from dlc_sentinel.records import F64, UNKNOWN_VERSION
 
 MAX_AGES = 8
@@ -77,7 +77,7 @@ class FirstTotals:
 
     def __init__(self) -> None:
         self._update: int | None = None
-        self._by_age: dict[int, StreamStats] = {}
+        self._by_age: dict[int, SquareSum] = {}
 
     def add(self, tokens: Tokens, total_N: F64) -> None:
         if self._update is not None and self._update < tokens.update:
@@ -88,7 +88,7 @@ class FirstTotals:
         for age in np.unique(age_K[age_K != UNKNOWN_AGE])[:MAX_AGES].tolist():
             at_K = age_K == age
             part = total_N if at_K.all() else total_N[np.repeat(at_K, tokens.span_length_K)]
-            self._by_age.setdefault(age, StreamStats()).add(part)
+            self._by_age.setdefault(age, SquareSum()).add(part)
         for age in sorted(self._by_age)[MAX_AGES:]:
             del self._by_age[age]
 

@@ -211,7 +211,7 @@ def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     catastrophic = (
         values.num >= CATASTROPHE_TOKENS
         and values.rms > max(CATASTROPHE_FLOOR * now.floor_rms, CATASTROPHE_NATS)
-        and values.p99_abs > CATASTROPHE_NATS
+        and now.discrepancy.p99_abs > CATASTROPHE_NATS
         and at_once
         and not now.repeated_checksum
         and not view.stale_refuted
@@ -229,7 +229,7 @@ def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         "rms_nats": values.rms,
         "floor_rms_nats": now.floor_rms,
         "tokens": values.num,
-        "p99_abs_nats": values.p99_abs,
+        "p99_abs_nats": now.discrepancy.p99_abs,
     }
     return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic)]
 

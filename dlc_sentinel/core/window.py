@@ -19,7 +19,7 @@ from dlc_sentinel.maths.arrays import UNKNOWN_AGE
 from dlc_sentinel.maths.bootstrap import GroupSums, ess_interval
 from dlc_sentinel.maths.lag import LagStats
 from dlc_sentinel.maths.ratio import log_ratio
-from dlc_sentinel.maths.running import StreamStats
+from dlc_sentinel.maths.running import SquareSum, StreamStats
 from dlc_sentinel.records import F32, F64, UNKNOWN_VERSION, Bool
 
 MIXED_SHARE = 0.01
@@ -63,7 +63,7 @@ class StepWindow:
         self._updates: dict[int, _Update] = {}
         self._discrepancy = StreamStats()
         self._stale_kv = StreamStats()
-        self._current = StreamStats()
+        self._current = SquareSum()
         self._correlation = Correlation()
         self._total_first = FirstTotals()
         self._versions = VersionTally()
@@ -192,7 +192,7 @@ class StepWindow:
             discrepancy=_values(self._discrepancy),
             total=_values(pooled.total),
             stale_kv=_values(self._stale_kv),
-            current=_values(self._current),
+            current=Values(rms=self._current.rms, num=self._current.num),
             total_first=self._total_first.public(),
             by_version=self._versions.by_version(),
             aged_tokens=self._aged_tokens,

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlc_sentinel.maths.arrays import CHUNK_TOKENS, DIRECT_TOKENS, F64, I64, dot
 
-__all__ = ["RELATIVE_PRECISION", "StreamStats", "quantile_abs"]
+__all__ = ["RELATIVE_PRECISION", "SquareSum", "StreamStats", "quantile_abs"]
 
 RELATIVE_PRECISION: Final = 2.0**-8
 """Largest relative distance of a published quantile of |x| from the value of that rank."""
@@ -146,6 +146,32 @@ class StreamStats:
         if edge and _lower_edge(edge) == abs(tau):
             edge -= 1
         return int(self._fold()._counts_B[edge + 1 :].sum()) / self.num
+
+
+class SquareSum:
+    """Count and root mean square of a stream, where nothing else is asked for; nan when empty. Order- and chunk-free.
+
+    >>> total = SquareSum()
+    >>> total.add(np.array([3.0, -4.0]))
+    >>> total.num, round(total.rms, 6)
+    (2, 3.535534)
+    """
+
+    __slots__ = ("num", "square_sum")
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.square_sum = 0.0
+
+    def add(self, x_N: F64) -> None:
+        """Adds [N] finite float64 values."""
+        self.num += len(x_N)
+        self.square_sum += dot(x_N, x_N)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square, in the unit of the values."""
+        return math.sqrt(self.square_sum / self.num) if self.num else math.nan
 
 
 def quantile_abs(x_N: F64, q: float) -> float:
