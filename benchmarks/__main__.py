@@ -88,7 +88,8 @@ def draw(claims: list[Claim], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("measured / promised (right of 1: kept)")
     for index, claim in enumerate(claims):
-        axes.annotate(f" {claim.measured}", (claim.margin, index), va="center", fontsize=7)
+        # right of the line at 1, which would run through the words
+        axes.annotate(f" {claim.measured}", (max(claim.margin, 1.0), index), va="center", fontsize=7)
     axes.margins(x=0.25)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
