@@ -22,7 +22,6 @@ RUN_LABELS = ("run", "model_name", "engine")
 HORIZONS = ("1", "8", "32", "128", "512", "inf")
 STATS = ("mean", "rms", "p50_abs", "p99_abs")
 STREAMS = ("engine", "old", "cur")
-BASES = ("exact", "rescored", "calibrated", "mixed", "none")
 VERDICTS = (
     "STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE", "LAG", "LEARNING", "UNWIRED", "BLIND", "HEALTHY",
 )  # fmt: skip

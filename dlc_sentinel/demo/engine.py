@@ -22,8 +22,6 @@ from dlc_sentinel.demo.protocol import Array, Link, Message, checksum
 from dlc_sentinel.hook import connect
 from dlc_sentinel.records import F32, I64, UNKNOWN_VERSION
 
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs_mode": "processed_logprobs"}
-
 Fault = Literal["none", "undelivered", "drift", "queue"]
 
 
