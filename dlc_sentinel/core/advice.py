@@ -43,6 +43,11 @@ ADVICE: Mapping[tuple[str, str], str] = {
     ): "A RESYNC changed nothing: the engine's numerics drift, or weights still do not "
     "arrive. Compare one parameter's checksum on both sides: equal = drift of numerics, else fix the sync.",
     (
+        "ENGINE",
+        "changed",
+    ): "From this step on the engine's numbers are of another kind at equal weights: was an engine restarted with "
+    "another dtype, quantisation or kernel? What is calibrated is learnt anew; a sync will not help.",
+    (
         "DATA",
         "streams_disagree",
     ): "The two streams do not belong to the same tokens: look for a shift by one, swapped rows or a wrong mask.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
@@ -27,6 +28,8 @@ FAULT_CAUSES = (
 
 ABOVE_FLOOR = 3.0
 MIN_ENGINE_NATS = 0.02
+CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
+"""A change of the engine's law is a fault where its second moment doubles and is more than fp32 numerics."""
 CATASTROPHE_FLOOR, CATASTROPHE_NATS = 5.0, 0.2
 """Of the rms and of the largest hundredth: one wild token in a step is a spike, not a catastrophe."""
 CATASTROPHE_TOKENS = 1000
@@ -37,6 +40,7 @@ JUMP = 3.0
 RISING_STEPS = 5
 RISING_PAIRS = 0.8
 RISING_RATIO = 1.1
+JUMP_PAIRS = 0.5
 RISE_BEGUN = 1.5
 BOUND_SAFE = 0.52
 DATA_SHARE = 0.01
@@ -89,7 +93,7 @@ def diagnose(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 
 def lag_level(facts: StepFacts, config: Config) -> int:
     """2 = severe, 1 = below the threshold, 0 = not. A sample too small even when pooled counts only when severe."""
-    ess = facts.action_ess
+    ess = facts.judged_ess
     if math.isnan(ess):
         return 0
     if ess < config.ess.severe:
@@ -155,18 +159,28 @@ def wants_drop(facts: StepFacts, config: Config) -> bool:
 def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
     """(step since which the current rows' discrepancy has been rising, ratio last/first), or (-1, nan).
 
-    Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order and the ratio is > 1.1.
+    Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order, the ratio is > 1.1, and
+    on either side of the largest jump it rises too: a jump between two levels is a change, not a rise.
     """
     seen = [f for f in history if f.current.num >= MIN_TOKENS][-(RISING_STEPS + 1) :]
     if len(seen) <= RISING_STEPS:
         return -1, math.nan
     values = [f.current.rms for f in seen]
-    pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
+    pairs = list(combinations(values, 2))
     ratio = values[-1] / max(values[0], 1e-12)
-    if sum(b > a for a, b in pairs) < RISING_PAIRS * len(pairs) or ratio < RISING_RATIO:
+    if sum(b > a for a, b in pairs) < RISING_PAIRS * len(pairs) or ratio < RISING_RATIO or _is_jump(seen):
         return -1, math.nan
     since = next((f.step for f in seen if f.current.rms > RISE_BEGUN * values[0]), seen[0].step)
     return since, ratio
+
+
+def _is_jump(seen: Sequence[StepFacts]) -> bool:
+    """True when fewer than half of the pairs of steps before the largest jump, and after it, rise beyond chance."""
+    values = [f.current.rms for f in seen]
+    at = max(range(1, len(values)), key=lambda i: values[i] / max(values[i - 1], 1e-12))
+    pairs = [*combinations(seen[:at], 2), *combinations(seen[at:], 2)]
+    risen = sum(b.current.rms > a.current.rms * (1 + 1 / math.sqrt(b.current.num)) for a, b in pairs)
+    return risen < JUMP_PAIRS * len(pairs)
 
 
 def _stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -234,6 +248,19 @@ def _engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic)]
 
 
+def _engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    """The lag-0 rows of this step are of another law than those before, at once and not as a drift."""
+    now = history[-1]
+    past = [f.current.rms for f in history[:-1] if f.current.num]
+    doubled = now.engine_change >= CHANGE_RATIO and now.current.rms >= CHANGE_NATS
+    if not doubled or not past or now.current.rms**2 < CHANGE_RATIO * past[-1] ** 2:
+        return []
+    if rising(history)[0] >= 0 or now.repeated_checksum or view.resync_without_effect or view.resync_pending:
+        return []  # as above
+    evidence = {"second_moment_ratio": now.engine_change, "rms_nats": now.current.rms, "rms_before_nats": past[-1]}
+    return [Candidate("ENGINE", "changed", 0.9, ADVICE["ENGINE", "changed"], evidence, at_once=True)]
+
+
 def _data(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     now = history[-1]
     found = []
@@ -289,6 +316,7 @@ def _blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         found.append(Candidate("BLIND", "unusable_tokens", 0.95, advice, evidence))
     if now.basis == "mixed" and not now.bound_ess >= BOUND_SAFE:
         evidence = {"total_ess": now.bound_ess, "age_mean": now.age_mean, "basis": now.basis, **_copied(now)}
+        evidence |= {"not_calibrated": now.unsplit} if now.unsplit else {}
         found.append(Candidate("BLIND", "mixed_basis", 0.8, ADVICE["BLIND", "mixed_basis"], evidence))
     return found
 
@@ -297,4 +325,4 @@ def _copied(facts: StepFacts) -> dict[str, Json]:
     return {"old_is_copy_of": facts.copied_from} if facts.copied_from else {}
 
 
-RULES: tuple[Rule, ...] = (_stale_engine, _data, _engine, _lag, _unwired, _blind)
+RULES: tuple[Rule, ...] = (_stale_engine, _data, _engine, _engine_changed, _lag, _unwired, _blind)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
+from dlc_sentinel.core.unsplit import UnsplitRows
 from dlc_sentinel.maths.bootstrap import GroupSums
 from dlc_sentinel.records import TOKEN_CAUSES, Json
 
@@ -75,6 +76,10 @@ class StepFacts:
     action_blocks: int = 0
     action_enough: bool = False
     """False: fewer than `window.min_blocks` blocks even when pooled; only the severe rule may use the value."""
+    unsplit: str = ""
+    """Why tokens of the last updates could not be calibrated; empty where all were, or none had to be."""
+    engine_change: float = NAN
+    """Second moment of the lag-0 rows over that of those before them, in the step where their law changed."""
     bound_ess: float = NAN
     """ESS_h* with the total ratio on rows whose lag is unknown: a nearly safe lower bound."""
     action_ess_youngest: float = NAN
@@ -110,6 +115,11 @@ class StepFacts:
     loop_gain: float = NAN
     loop_gain_low: float = NAN
     forecast: tuple[float, float, float] = (NAN, NAN, NAN)
+
+    @property
+    def judged_ess(self) -> float:
+        """ESS_h* as the rules take it: the estimate, or where that is calibrated the upper end of its interval."""
+        return self.action_interval[1] if self.basis == "calibrated" else self.action_ess
 
     @property
     def offered_tokens(self) -> int:
@@ -213,5 +223,6 @@ class ClosedStep:
 
     facts: StepFacts
     sums: GroupSums
+    unsplit: UnsplitRows | None = None
     state: Mapping[str, Json] = field(default_factory=dict)
     """`facts.to_json()`, made once: the state file is written at every step."""

@@ -22,6 +22,7 @@ from dlc_sentinel.core.producers import Producer, Producers
 from dlc_sentinel.core.trend import with_trend
 from dlc_sentinel.core.window import StepWindow
 from dlc_sentinel.maths.bootstrap import GroupSums
+from dlc_sentinel.maths.calibrated import CalibrationPool
 from dlc_sentinel.records import (
     UNKNOWN_VERSION,
     Ack,
@@ -62,6 +63,8 @@ class RunMonitor:
         self._floors = Floors(config.floor)
         self._findings = Findings()
         self._decider = Decider(config, run)
+        self._law = CalibrationPool()
+        self._thin = 0
         self._windows: dict[int, StepWindow] = {}
         self._ended_ticks: dict[int, int] = {}
         self._closed: deque[ClosedStep] = deque(maxlen=HISTORY)
@@ -173,6 +176,7 @@ class RunMonitor:
         self._newest_version = UNKNOWN_VERSION
         self._engine_version = min(self._engine_version, record.version)
         self._checksums.clear()
+        self._law = CalibrationPool()
         num_commands = self._decider.state.num_commands
         self._decider = Decider(self._config, self.run)
         self._decider.state.num_commands = num_commands
@@ -227,7 +231,7 @@ class RunMonitor:
     def _window(self, step: int) -> StepWindow:
         window = self._windows.get(step)
         if window is None:
-            window = self._windows[step] = StepWindow(step, self._config)
+            window = self._windows[step] = StepWindow(step, self._config, thin=self._thin)
             window.scalars.update(self._pending_scalars.pop(step, {}))
         return window
 
@@ -291,9 +295,10 @@ class RunMonitor:
         for cause, num in self._unplaced.items():
             window.refuse(cause, num)
         self._unplaced.clear()
-        closed = window.close(list(self._closed), pool_after_step=self._decider.pool_after_step)
+        closed = window.close(list(self._closed), self._law, pool_after_step=self._decider.pool_after_step)
+        self._thin = window.thin_next
         facts = self._complete(closed.facts)
-        self._keep(ClosedStep(facts, closed.sums, facts.to_json()))
+        self._keep(replace(closed, facts=facts, state=facts.to_json()))
         public = facts.to_public()
         self._steps.append(public)
         events = [self._ledger.event("step", _step_text(facts, self._config), "INFO", now_s, step, public)]
@@ -306,7 +311,7 @@ class RunMonitor:
         self._closed.append(closed)
         past = len(self._closed) - 1 - self._config.window.pool_steps
         if past >= 0:
-            self._closed[past] = replace(self._closed[past], sums=GroupSums())
+            self._closed[past] = replace(self._closed[past], sums=GroupSums(), unsplit=None)
 
     def _complete(self, facts: StepFacts) -> StepFacts:
         rms, mean_abs = self._floors.update(facts)
@@ -433,7 +438,7 @@ class RunMonitor:
         self._decider.load(tree["decider"])
         for item in tree["facts"]:
             facts = from_json(item)
-            self._closed.append(ClosedStep(facts, GroupSums(), dict(item)))
+            self._closed.append(ClosedStep(facts, GroupSums(), state=dict(item)))
             self._steps.append(facts.to_public())
         self._ledger.load(tree["ledger"])
         self._num_tokens = dict(tree["num_tokens"])

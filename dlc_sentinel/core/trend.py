@@ -54,7 +54,7 @@ def _windows(history: Sequence[StepFacts]) -> list[list[StepFacts]]:
     """Steps from one sync to the next, the newest window last: a window ends where the mean age drops."""
     windows: list[list[StepFacts]] = [[]]
     for facts in history:
-        if facts.basis != "exact" or not abs(facts.age_mean) <= MAX_AGE:
+        if facts.basis not in ("exact", "calibrated") or not abs(facts.age_mean) <= MAX_AGE:
             continue
         if windows[-1] and facts.age_mean < windows[-1][-1].age_mean:
             windows.append([])

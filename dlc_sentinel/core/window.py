@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -12,11 +12,15 @@ import numpy as np
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.ages import FirstTotals, VersionTally
 from dlc_sentinel.core.correlation import Correlation
-from dlc_sentinel.core.facts import NAN, Basis, ClosedStep, Kl, StepFacts, Values
+from dlc_sentinel.core.facts import NAN, Basis, ClosedStep, StepFacts, Values
+from dlc_sentinel.core.lagfacts import LagSums, calibrated_action, values_of, with_calibrated_lag, with_exact_lag
 from dlc_sentinel.core.rows import Rows
 from dlc_sentinel.core.tokens import INFORMATIVE_NATS, Tokens, usable
+from dlc_sentinel.core.unsplit import SplitLag, UnsplitRows, lag0_cells
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE
-from dlc_sentinel.maths.bootstrap import GroupSums, ess_interval
+from dlc_sentinel.maths.calibrated import CalibrationPool
+from dlc_sentinel.maths.cells import DiscrepancyCells, mixed
+from dlc_sentinel.maths.ess import pooled_ess
 from dlc_sentinel.maths.lag import LagStats
 from dlc_sentinel.maths.ratio import log_ratio
 from dlc_sentinel.maths.running import SquareSum, StreamStats
@@ -25,10 +29,10 @@ from dlc_sentinel.records import F32, F64, UNKNOWN_VERSION, Bool
 MIXED_SHARE = 0.01
 """A basis that covers more than this share of a step's tokens names the step's basis."""
 CONFIDENT_NATS = -0.05
-MAX_PUBLISHED_AGES = 64
-"""The youngest ages of `lag_ess_by_age`."""
-MAX_LOTS = 1024
-"""Groups the bootstrap draws from: with 100,000 of them a verdict would come seconds late."""
+MIN_LAG0_ROWS = 3
+"""Fewer rows without lag do not prove that the engine changed."""
+CALIBRATION_TOKENS = 1 << 16
+"""Lag-0 tokens that a step's calibration is made of, where there are many more."""
 PROBE_TOKENS = 8192
 """Records longer than this are probed at every eighth token for the correlation of the two streams."""
 
@@ -40,14 +44,18 @@ class _Update:
     """Everything summed over one optimizer update."""
 
     lag_rows: LagStats
-    bound_rows: LagStats
-    """Rows whose lag is unknown, weighted by the total ratio."""
+    unsplit: UnsplitRows
+    """Rows whose lag is not known apart from the discrepancy."""
     lag: StreamStats = field(default_factory=StreamStats)
     total: StreamStats = field(default_factory=StreamStats)
 
+    @classmethod
+    def of(cls, config: Config) -> _Update:
+        return cls(LagStats(config.ess.horizon), UnsplitRows(config.ess.horizon))
+
     def merge(self, other: _Update) -> None:
         self.lag_rows.merge(other.lag_rows)
-        self.bound_rows.merge(other.bound_rows)
+        self.unsplit.merge(other.unsplit)
         self.lag.merge(other.lag)
         self.total.merge(other.total)
 
@@ -55,7 +63,7 @@ class _Update:
 class StepWindow:
     """Accumulates one step of one run. Rows may come in any order of updates, ranks and micro-batches."""
 
-    def __init__(self, step: int, config: Config) -> None:
+    def __init__(self, step: int, config: Config, *, thin: int = 0) -> None:
         self.step = step
         self.version = UNKNOWN_VERSION
         """Newest trainer version of any record of the step."""
@@ -64,6 +72,9 @@ class StepWindow:
         self._discrepancy = StreamStats()
         self._stale_kv = StreamStats()
         self._current = SquareSum()
+        self._lag0 = DiscrepancyCells()
+        self._thin = thin
+        """Of the lag-0 rows one in 2**thin is taken for the calibration; which, their own content says."""
         self._correlation = Correlation()
         self._total_first = FirstTotals()
         self._versions = VersionTally()
@@ -84,6 +95,12 @@ class StepWindow:
     def num_tokens(self) -> int:
         return self._num_tokens
 
+    @property
+    def thin_next(self) -> int:
+        """`thin` with which a step like this one brings about CALIBRATION_TOKENS."""
+        seen = self._lag0.num_tokens << self._thin
+        return max(math.ceil(math.log2(max(seen, 1) / CALIBRATION_TOKENS)), 0)
+
     def add(self, rows: Rows, refuse: Callable[[int, str, int], None]) -> None:
         """Takes complete rows of this step."""
         tokens = usable(rows, refuse)
@@ -101,13 +118,12 @@ class StepWindow:
         if tokens.gen_N is not None and tokens.span_exact_K.any():
             self._exact_tokens(tokens, update)
         if not exact_S.all():
-            _add_rows(update.bound_rows, total_N, tokens, ~exact_S)
+            update.unsplit.add(tokens, total_N, ~exact_S)
 
     def _update(self, index: int) -> _Update:
         update = self._updates.get(index)
         if update is None:
-            horizon = self._config.ess.horizon
-            update = self._updates[index] = _Update(LagStats(horizon), LagStats(horizon))
+            update = self._updates[index] = _Update.of(self._config)
         return update
 
     def _count(self, tokens: Tokens) -> None:
@@ -125,6 +141,8 @@ class StepWindow:
         lag_N = log_ratio(tokens.cur_N, tokens.gen_N)
         disc_N = log_ratio(tokens.gen_N, tokens.engine_N)
         self._correlate(tokens)
+        if tokens.update == 0:
+            self._calibrate(tokens, disc_N)
         mixed_kv_K = _later_spans(tokens)
         self._discrepancy.add(_pick(disc_N, tokens, tokens.span_exact_K & ~mixed_kv_K))
         if mixed_kv_K.any():
@@ -142,6 +160,17 @@ class StepWindow:
         if tokens.row_exact_S.any():
             _add_rows(update.lag_rows, lag_N, tokens, tokens.row_exact_S)
 
+    def _calibrate(self, tokens: Tokens, disc_N: F64) -> None:
+        """Takes the rows without lag: all at the trainer's version, in the step's first update."""
+        lag0_S = tokens.row_exact_S
+        lag0_S[tokens.span_row_K[tokens.span_age_K != 0]] = False
+        if self._thin and lag0_S.any():
+            last_S = tokens.engine_N[tokens.offsets_S1[1:] - 1].view(np.uint32).astype(np.uint64)
+            lag0_S &= mixed(last_S ^ tokens.group_S.view(np.uint64)) >> np.uint64(64 - self._thin) == 0
+        if lag0_S.any():
+            cells = lag0_cells(tokens, disc_N, lag0_S)
+            self._lag0.merge(cells)
+
     def _correlate(self, tokens: Tokens) -> None:
         assert tokens.gen_N is not None
         probe = slice(None, None, 8 if tokens.num_tokens > PROBE_TOKENS else 1)
@@ -154,44 +183,56 @@ class StepWindow:
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
-    def close(self, before: Sequence[ClosedStep], *, pool_after_step: int) -> ClosedStep:
-        """The step's facts. `before`: closed steps, oldest first; only those after `pool_after_step` may be pooled."""
+    def close(self, before: Sequence[ClosedStep], law: CalibrationPool, *, pool_after_step: int) -> ClosedStep:
+        """The step's facts. `before`: closed steps, oldest first; only those after `pool_after_step` may be pooled.
+
+        `law`: what lag-0 rows say of the discrepancy; this step's rows are added to it.
+        """
+        law.add(self._lag0, self.version)
         order = sorted(self._updates)
         last = order[-max(1, len(order) // 4) :]
-        horizon = self._config.ess.horizon
-        pooled = _Update(LagStats(horizon), LagStats(horizon))
+        pooled = _Update.of(self._config)
         for index in last:
             pooled.merge(self._updates[index])
-        facts = self._facts(pooled, last)
-        sums = pooled.lag_rows.group_sums()
-        if facts.basis == "exact":
-            pool = self._pool(sums, facts.age_mean, before, pool_after_step)
-            facts = self._with_lag(facts, pooled, sums, pool)
-        return ClosedStep(facts, sums)
+        own = LagSums(pooled.lag_rows.group_sums(), pooled.unsplit)
+        split = pooled.unsplit.split(law, self.step)
+        facts = self._facts(pooled, last, split, law)
+        if facts.basis in ("exact", "calibrated"):
+            pool = own.with_steps_before(facts, before, pool_after_step, self._config)
+            if facts.basis == "exact":
+                facts = with_exact_lag(facts, pooled.lag_rows, pooled.lag, own, pool, self._config)
+            else:
+                action = calibrated_action(own, pool, split, law, self.step)
+                facts = with_calibrated_lag(facts, pooled.lag_rows, pooled.lag, split, action, self._config)
+        return ClosedStep(facts, own.exact, own.unsplit)
 
-    def _facts(self, pooled: _Update, last: Sequence[int]) -> StepFacts:
+    def _facts(self, pooled: _Update, last: Sequence[int], split: SplitLag, law: CalibrationPool) -> StepFacts:
         """All but what needs the lag to be known."""
         age_mean, age_max = self._versions.age_mean_and_max()
-        both = GroupSums().merge(pooled.lag_rows.group_sums()).merge(pooled.bound_rows.group_sums())
+        exact = pooled.lag_rows.group_sums().total()
+        num_bound, bound = pooled.unsplit.bound()
+        num_blocks, coverage = _blocks(pooled)
         return StepFacts(
             step=self.step,
             version=self.version,
             first_update=last[0] if last else 0,
             last_update=last[-1] if last else 0,
-            basis=self._basis(),
+            basis=self._basis(split),
             num_tokens=self._num_tokens,
             num_groups=len(self._groups),
             num_rows=self._num_rows,
-            num_blocks=pooled.lag_rows.num_blocks(),
+            num_blocks=num_blocks,
             age_mean=age_mean,
             age_max=age_max,
             num_unknown_age=self._versions.num_unknown,
             num_negative_age=self._versions.num_negative,
-            coverage=pooled.lag_rows.coverage(),
-            bound_ess=both.total().ratio,
-            discrepancy=_values(self._discrepancy),
-            total=_values(pooled.total),
-            stale_kv=_values(self._stale_kv),
+            coverage=coverage,
+            unsplit=split.reason,
+            engine_change=law.change_ratio if self._lag0.num_rows >= MIN_LAG0_ROWS else NAN,
+            bound_ess=pooled_ess((exact.n, num_bound), (exact.ratio, bound)),
+            discrepancy=values_of(self._discrepancy),
+            total=values_of(pooled.total),
+            stale_kv=values_of(self._stale_kv),
             current=Values(rms=self._current.rms, num=self._current.num),
             total_first=self._total_first.public(),
             by_version=self._versions.by_version(),
@@ -204,44 +245,23 @@ class StepWindow:
             copied_from=self._copied,
         )
 
-    def _with_lag(self, facts: StepFacts, pooled: _Update, sums: GroupSums, pool: GroupSums) -> StepFacts:
-        """The facts with the lag of the last updates; `pool`: the sums behind the value that the rules use."""
-        rows = pooled.lag_rows
-        by_age = {str(age): ess for age, ess in islice(rows.by_age().items(), MAX_PUBLISHED_AGES)}
-        interval = _interval(sums, self.step)
-        action_ess, num_blocks = pool.total().ratio, _num_blocks(pool)
-        low = action_ess < self._config.ess.threshold
-        return replace(
-            facts,
-            lag=_values(pooled.lag),
-            lag_ess=rows.ess(),
-            lag_ess_interval=interval,
-            lag_ess_by_age=by_age,
-            half_horizon=rows.half_horizon(),
-            action_ess=action_ess,
-            action_interval=interval if pool is sums else _interval(pool, self.step) if low else (NAN, NAN),
-            action_blocks=num_blocks,
-            action_enough=num_blocks >= self._config.window.min_blocks,
-            action_ess_youngest=next(iter(by_age.values()), NAN),
-            kl=_kl(rows),
-        )
-
-    def _basis(self) -> Basis:
+    def _basis(self, split: SplitLag) -> Basis:
+        """The weakest that covers more than MIXED_SHARE of the tokens; stale ones are judged by the last updates'."""
         if not self._num_tokens:
             return "none"
-        return "mixed" if self._num_tokens - self._num_exact > MIXED_SHARE * self._num_tokens else "exact"
+        if self._num_tokens - self._num_exact <= MIXED_SHARE * self._num_tokens:
+            return "exact"
+        is_split = split.num_tokens and split.num_left <= MIXED_SHARE * (split.num_tokens + split.num_left)
+        return "calibrated" if is_split else "mixed"
 
-    def _pool(self, sums: GroupSums, age: float, before: Sequence[ClosedStep], pool_after_step: int) -> GroupSums:
-        """The step's own sums where they are enough, else with those of steps before it of about the same age."""
-        need = self._config.window
-        pool = sums
-        for closed in reversed(before[-need.pool_steps :]):
-            enough = _num_blocks(pool) >= need.min_blocks and pool.num_groups >= need.min_groups
-            if enough or closed.facts.step <= pool_after_step:
-                break
-            if closed.facts.basis == "exact" and abs(closed.facts.age_mean - age) <= need.pool_age:
-                pool = GroupSums().merge(pool).merge(closed.sums)
-        return pool
+
+def _blocks(pooled: _Update) -> tuple[dict[str, int], dict[str, float]]:
+    """({rung: blocks}, {rung: share of them as long as it asks}) of exact rows and others."""
+    exact, coverage = pooled.lag_rows.num_blocks(), pooled.lag_rows.coverage()
+    stale, stale_full = pooled.unsplit.blocks()
+    nums = {rung: exact[rung] + stale[rung] for rung in exact}
+    full = {rung: (coverage[rung] * exact[rung] if exact[rung] else 0.0) + stale_full[rung] for rung in exact}
+    return nums, {rung: full[rung] / num if num else NAN for rung, num in nums.items()}
 
 
 def _later_spans(tokens: Tokens) -> Bool:
@@ -268,28 +288,3 @@ def _add_rows(stats: LagStats, x_N: F64, tokens: Tokens, which_S: Bool) -> None:
         ages, groups = ages[span_kept], groups[which_S]
         offsets = np.concatenate([[0], np.cumsum(lengths[which_S])])
     stats.add(x_N, offsets, group_S=groups, span_start_K=starts, span_age_K=ages)
-
-
-def _values(stats: StreamStats) -> Values:
-    return Values(stats.mean, stats.rms, stats.p50_abs, stats.p99_abs, stats.mean_abs, stats.num)
-
-
-def _interval(sums: GroupSums, seed: int) -> tuple[float, float]:
-    """Bootstrap interval of ESS_h*; where groups are very many, over lots of several, by their (hashed) key."""
-    if sums.num_groups > MAX_LOTS:
-        lots = GroupSums()
-        lots.add(sums.keys_G % MAX_LOTS, sums.m_G, sums.s1_G, sums.s2_G, sums.n_G)
-        sums = lots
-    return ess_interval(sums, seed=seed)
-
-
-def _num_blocks(sums: GroupSums) -> int:
-    return int(sums.n_G.sum())
-
-
-def _kl(stats: LagStats) -> Kl:
-    kl = stats.kl()
-    return Kl(
-        kl.gen_now_prefix, kl.gen_now_full, kl.gen_now_k1, kl.now_gen_prefix, kl.now_gen_full, kl.blind_spot,
-        kl.reliability,
-    )  # fmt: skip

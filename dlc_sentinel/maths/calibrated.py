@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from dlc_sentinel.maths.arrays import F64
-from dlc_sentinel.maths.cells import NUM_LOGP, NUM_POSITION, DiscrepancyCells, drifted
+from dlc_sentinel.maths.cells import NUM_LOGP, NUM_POSITION, DiscrepancyCells, drifted, moment_ratio
 from dlc_sentinel.maths.ess import RUNGS, rung_name
 from dlc_sentinel.maths.resample import resampled_ess, resampled_noise, scale_of, x_ess
 from dlc_sentinel.maths.stale import StaleRows
@@ -183,12 +183,16 @@ class CalibrationPool:
         self._before_last = -1
         self.since_version = -1
         """First version known to be of the present law; -1 where no change was seen."""
+        self.change_ratio = _NAN
+        """Second moment of the rows added last over that of the law before them; nan unless they changed it."""
 
     def add(self, cells: DiscrepancyCells, version: int) -> bool:
         """Takes a step's lag-0 rows, generated at `version`; True when they are of another law than the pool's."""
         if not cells.num_rows:
+            self.change_ratio = _NAN
             return False
         changed = bool(self._steps) and drifted(self.cells(), cells)
+        self.change_ratio = moment_ratio(self.cells(), cells) if changed else _NAN
         if changed:
             self._before, self._before_last = self.cells(), self._steps[-1][0]
             self.since_version = version

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dlc_sentinel.errors import ShapeError
 from dlc_sentinel.maths.arrays import CHUNK_TOKENS, F32, F64, I64, check_offsets, row_chunks
 
-__all__ = ["NUM_CELLS", "DiscrepancyCells", "cell_index", "drifted", "row_positions", "second_moments"]
+__all__ = ["NUM_CELLS", "DiscrepancyCells", "cell_index", "drifted", "moment_ratio", "row_positions", "second_moments"]
 
 LOGP_EDGES: Final = (-7.0, -5.0, -4.0, -3.0, -2.0, -1.0, -0.3, -0.05)
 POSITION_EDGES: Final = (32, 96, 160)
@@ -194,6 +194,14 @@ class DiscrepancyCells:
         return float((self._sum4_C / np.maximum(v_C * v_C, _TINY)).sum() / num) if num else math.nan
 
 
+def moment_ratio(pool: DiscrepancyCells, current: DiscrepancyCells) -> float:
+    """Second moment of the current rows over the pool's, cell by cell; nan when either has no row."""
+    if not pool.num_rows or not current.num_rows:
+        return math.nan
+    v_C = pool.second_moments()
+    return _mean_score(current, v_C) / max(_mean_score(pool, v_C), _TINY)
+
+
 def drifted(pool: DiscrepancyCells, current: DiscrepancyCells) -> bool:
     """True when the current lag-0 rows are of another law than the pool's: another engine, or the engine changed.
 
@@ -201,13 +209,11 @@ def drifted(pool: DiscrepancyCells, current: DiscrepancyCells) -> bool:
     themselves outside 1.3. The spread of a row is never taken below what its number of tokens and the law's kurtosis
     make of it, since three rows may lie close by luck. False when either has no row.
     """
-    if not pool.num_rows or not current.num_rows:
+    ratio = moment_ratio(pool, current)
+    if math.isnan(ratio) or 1.0 / DRIFT_RATIO <= ratio <= DRIFT_RATIO:
         return False
     v_C = pool.second_moments()
     before_R, now_R = _row_scores(pool, v_C), _row_scores(current, v_C)
-    ratio = _mean_score(current, v_C) / max(_mean_score(pool, v_C), _TINY)
-    if 1.0 / DRIFT_RATIO <= ratio <= DRIFT_RATIO:
-        return False
     per_row = pool.num_tokens / len(before_R)
     spread = math.sqrt(max(pool.kurtosis() - 1.0, 0.0) / per_row)
     if len(before_R) > 1:

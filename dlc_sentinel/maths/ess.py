@@ -11,7 +11,7 @@ Axes: S rows, N packed tokens, B blocks, H horizons, R = H x S pairs of horizon 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from dlc_sentinel.maths.arrays import F64, I64, check_offsets, dot
 
-__all__ = ["HORIZONS", "RUNGS", "Blocks", "EssSums", "block_sums", "blocks", "rung_name"]
+__all__ = ["HORIZONS", "RUNGS", "Blocks", "EssSums", "block_sums", "blocks", "half_horizon", "pooled_ess", "rung_name"]
 
 HORIZONS: Final = (1, 8, 32, 128, 512)
 """The finite rungs of the ladder, in tokens."""
@@ -27,10 +27,38 @@ HORIZONS: Final = (1, 8, 32, 128, 512)
 RUNGS: Final = ("1", "8", "32", "128", "512", "inf")
 """Names of all rungs, in order."""
 
+_SMALLEST: Final = 1e-300
+
 
 def rung_name(horizon: float) -> str:
     """Name of a horizon in tables and JSON: "32", or "inf"."""
     return "inf" if math.isinf(horizon) else str(int(horizon))
+
+
+def half_horizon(ess: Mapping[str, float], coverage: Mapping[str, float]) -> float:
+    """Largest rung, in tokens, up to which every ESS is >= 1/2; 0 when ESS_1 is below; nan when it is nan.
+
+    Never above the largest finite rung with coverage >= 1/2; inf only where every finite rung is so covered.
+    """
+    if math.isnan(ess["1"]):
+        return math.nan
+    reached = 0.0
+    for name in RUNGS:
+        if not (ess[name] >= 0.5 and coverage[name] >= 0.5):
+            break
+        reached = float(name)
+    return reached
+
+
+def pooled_ess(num_P: Sequence[int], ess_P: Sequence[float]) -> float:
+    """ESS (0..1) of parts put together whose weights average alike: harmonic mean by their [P] numbers of weights.
+
+    Parts without a weight count for nothing; nan when none has one, or where a part with weights is nan.
+    """
+    kept = [(num, ess) for num, ess in zip(num_P, ess_P, strict=True) if num]
+    if not kept:
+        return math.nan
+    return sum(num for num, _ in kept) / sum(num / max(ess, _SMALLEST) for num, ess in kept)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from dlc_sentinel.maths.action import ActionSums
 from dlc_sentinel.maths.arrays import CHUNK_TOKENS, DIRECT_TOKENS, F64, I64, UNKNOWN_AGE, dot, row_chunks
 from dlc_sentinel.maths.bootstrap import GroupSums
-from dlc_sentinel.maths.ess import HORIZONS, RUNGS, Blocks, EssSums, blocks, rung_name, sum_blocks
+from dlc_sentinel.maths.ess import HORIZONS, RUNGS, Blocks, EssSums, blocks, half_horizon, rung_name, sum_blocks
 from dlc_sentinel.maths.kl import KlSums, KlValues
 from dlc_sentinel.maths.positions import PositionSums
 from dlc_sentinel.maths.rows import Rows, checked_rows, joined
@@ -252,18 +252,8 @@ class LagStats:
         return {name: self._num_full[name] / n if n else math.nan for name, n in self.num_blocks().items()}
 
     def half_horizon(self) -> float:
-        """Largest rung, in tokens, up to which every ESS is >= 1/2; 0 when ESS_1 is below; nan when empty.
-
-        Never above the largest finite rung with coverage >= 1/2; inf only where every finite rung is so covered.
-        """
-        if not self.num_tokens:
-            return math.nan
-        ess, coverage, reached = self.ess(), self.coverage(), 0.0
-        for name in RUNGS:
-            if not (ess[name] >= 0.5 and coverage[name] >= 0.5):
-                break
-            reached = float(name)
-        return reached
+        """`ess.half_horizon` of the window's ladder and coverage; nan when empty."""
+        return half_horizon(self.ess(), self.coverage())
 
     def by_age(self) -> dict[int, float]:
         """ESS (0..1) at the action horizon by the age of a block's oldest token, ascending; unknown ages left out."""
