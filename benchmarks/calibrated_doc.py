@@ -24,8 +24,8 @@ size, as a share, of the lag's weights on blocks of 32 tokens; below 1/2 the sen
 * **total**: the lag and the discrepancy together, which is what a job without the split would use.
 """
 ROUNDED = """vLLM's CPU kernels keep an fp8 key-value cache only with AVX-512, which this machine lacks. For {engines}
-keys and values were rounded to that type (scale 1, vLLM's default) before they went into a bfloat16 cache, which gives
-the same numbers.
+keys and values were rounded to that type (scale 1, vLLM's default) before they went into a bfloat16 cache. That is the
+rounding such a cache makes; the fp8 kernel itself did not run.
 """
 LEGEND = """
 rmse = root mean square error of ESS_32; cover = share of batches whose exact ESS_32 lies in the 90 % interval; valid =

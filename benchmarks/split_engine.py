@@ -1,7 +1,7 @@
 """The vLLM engines of `record_split`, in its process; importing this sets the environment that vLLM on a CPU needs.
 
 An fp8 key-value cache needs AVX-512 in vLLM's CPU kernels. Elsewhere keys and values are rounded to the fp8 type before
-they go to a bfloat16 cache: the numbers are those of the fp8 cache at scale 1, vLLM's default.
+they go to a bfloat16 cache: the rounding of an fp8 cache at scale 1, vLLM's default, without its kernel.
 Axes: S rows, P prompt tokens, T response tokens, N packed tokens.
 """
 

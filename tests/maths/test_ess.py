@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlc_sentinel.errors import ShapeError
-from dlc_sentinel.maths import RUNGS, EssSums, block_sums, rung_name
+from dlc_sentinel.maths import RUNGS, EssSums, block_sums, pooled_ess, rung_name
 
 LOGW = st.lists(st.floats(-700, 700), min_size=1, max_size=60)
 
@@ -101,3 +101,17 @@ def test_nothing_has_no_ess():
 
     assert math.isnan(empty.ratio)
     assert math.isnan(empty.max_share)
+
+
+def test_parts_put_together_have_the_harmonic_mean_of_their_ess():
+    assert pooled_ess([3, 1], [0.5, 1.0]) == pytest.approx(4 / (3 / 0.5 + 1))
+    assert pooled_ess([3, 0], [0.5, math.nan]) == 0.5
+    assert math.isnan(pooled_ess([3, 1], [0.5, math.nan])) and math.isnan(pooled_ess([], []))
+
+
+def test_windows_put_together_agree_with_their_ess_where_weights_average_alike():
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(-s * s / 2, s, 200_000) for s in (0.2, 0.8)]
+    whole = EssSums.of(np.concatenate(parts)).ratio
+
+    assert pooled_ess([200_000] * 2, [EssSums.of(x).ratio for x in parts]) == pytest.approx(whole, rel=0.01)
