@@ -17,9 +17,9 @@ from statistics import median
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.detect import Finding, Findings
-from dlc_sentinel.core.diagnose import MIN_ENGINE_NATS, Candidate, View, at_floor, lag_level, wants_drop
 from dlc_sentinel.core.effect import Pending
 from dlc_sentinel.core.facts import StepFacts, no_nan
+from dlc_sentinel.core.rules.base import MIN_ENGINE_NATS, Candidate, View, at_floor, lag_level, wants_drop
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from dlc_sentinel.core.diagnose import SEVERITY, Candidate
 from dlc_sentinel.core.facts import no_nan
+from dlc_sentinel.core.rules.base import SEVERITY, Candidate
 from dlc_sentinel.records import Json
 
 WINDOW = 3

@@ -12,9 +12,9 @@ from factories import Job, commands, make_rollout, make_source, make_train, of_k
 
 from dlc_sentinel.config import Act, Config
 from dlc_sentinel.core.detect import KEPT, Findings
-from dlc_sentinel.core.diagnose import Candidate
 from dlc_sentinel.core.facts import StepFacts, from_json
 from dlc_sentinel.core.monitor import Monitor
+from dlc_sentinel.core.rules.base import Candidate
 from dlc_sentinel.core.trend import with_trend
 from dlc_sentinel.records import Bye, Heartbeat, Hello, Scalars, StepEnd, Synced
 

@@ -1,0 +1,1 @@
+"""One module per verdict: (history, view) -> what the newest step points at."""

@@ -1,0 +1,131 @@
+"""What every rule works with: its view, what it returns, and the few measures that several rules share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.facts import StepFacts, Values
+from dlc_sentinel.core.floors import MIN_TOKENS
+from dlc_sentinel.records import Json
+
+SEVERITY = (
+    "STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE", "LAG", "LEARNING", "UNWIRED", "BLIND", "HEALTHY",
+)  # fmt: skip
+
+ABOVE_FLOOR = 3.0
+MIN_ENGINE_NATS = 0.02
+CATASTROPHE_NATS = 0.2
+"""Of the rms and of the largest hundredth: one wild token in a step is a spike, not a catastrophe."""
+CATASTROPHE_TOKENS = 1000
+CATASTROPHE_CORRELATION = 0.9
+RISING_STEPS = 5
+RISING_PAIRS = 0.8
+RISING_RATIO = 1.1
+JUMP_PAIRS = 0.5
+RISE_BEGUN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a rule may know beside the facts: the config, and what the decider has tried so far."""
+
+    config: Config
+    resync_without_effect: bool = False
+    """The last RESYNC of rule (a) was delivered and did not bring the total down."""
+    resync_pending: bool = False
+    """The effect of a RESYNC is not judged yet."""
+    stale_refuted: bool = False
+    """A RESYNC with cache reset changed nothing and nothing proves undelivered weights."""
+    stale_proven: bool = False
+    """... and something does."""
+    hopeless_queue: bool = False
+    """Every drop_stale is due again within the queue's depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one step points at; `at_once` and `catastrophic` need no second step, `suspected` needs a proof."""
+
+    verdict: str
+    kind: str
+    confidence: float
+    advice: str
+    evidence: Mapping[str, Json] = field(default_factory=dict)
+    since_step: int = -1
+    catastrophic: bool = False
+    suspected: bool = False
+    at_once: bool = False
+
+
+Rule = Callable[[Sequence[StepFacts], View], list[Candidate]]
+
+
+def lag_level(facts: StepFacts, config: Config) -> int:
+    """2 = severe, 1 = below the threshold, 0 = not. A sample too small even when pooled counts only when severe."""
+    ess = facts.judged_ess
+    if math.isnan(ess):
+        return 0
+    if ess < config.ess.severe:
+        return 2
+    return 1 if ess < config.ess.threshold and facts.action_enough else 0
+
+
+def at_floor(facts: StepFacts) -> bool:
+    """True when the discrepancy of current rows (or of all, where none is current) is not above 3x its floor."""
+    rms = engine_values(facts).rms
+    return not (rms > ABOVE_FLOOR * facts.floor_rms and rms > MIN_ENGINE_NATS)
+
+
+def engine_values(facts: StepFacts) -> Values:
+    """Discrepancy of rows labelled current, or of all where too few are."""
+    return facts.current if facts.current.num >= MIN_TOKENS else facts.discrepancy
+
+
+def wants_drop(facts: StepFacts, config: Config) -> bool:
+    """True when fresh weights would not help: the engine has newer ones than the rows, or young rows are fine."""
+    youngest = max((int(version) for version in facts.by_version), default=-1)
+    if youngest >= 0 and facts.engine_version > youngest:
+        return True
+    return len(facts.lag_ess_by_age) > 1 and facts.action_ess_youngest >= config.ess.threshold
+
+
+def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
+    """(step since which the current rows' discrepancy has been rising, ratio last/first), or (-1, nan).
+
+    Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order, the ratio is > 1.1, and
+    on either side of the largest jump it rises too: a jump between two levels is a change, not a rise.
+    """
+    seen = [f for f in history if f.current.num >= MIN_TOKENS][-(RISING_STEPS + 1) :]
+    if len(seen) <= RISING_STEPS:
+        return -1, math.nan
+    values = [f.current.rms for f in seen]
+    pairs = list(combinations(values, 2))
+    ratio = values[-1] / max(values[0], 1e-12)
+    if sum(b > a for a, b in pairs) < RISING_PAIRS * len(pairs) or ratio < RISING_RATIO or _is_jump(seen):
+        return -1, math.nan
+    since = next((f.step for f in seen if f.current.rms > RISE_BEGUN * values[0]), seen[0].step)
+    return since, ratio
+
+
+def _is_jump(seen: Sequence[StepFacts]) -> bool:
+    """True when fewer than half of the pairs of steps before the largest jump, and after it, rise beyond chance."""
+    values = [f.current.rms for f in seen]
+    at = max(range(1, len(values)), key=lambda i: values[i] / max(values[i - 1], 1e-12))
+    pairs = [*combinations(seen[:at], 2), *combinations(seen[at:], 2)]
+    risen = sum(b.current.rms > a.current.rms * (1 + 1 / math.sqrt(b.current.num)) for a, b in pairs)
+    return risen < JUMP_PAIRS * len(pairs)
+
+
+def moved(history: Sequence[StepFacts]) -> bool:
+    """True unless the learning rate or the gradient norm is known to be 0: then the trainer cannot have moved."""
+    scalars = history[-1].scalars
+    return all(scalars[name] != 0.0 for name in ("lr", "grad_norm") if name in scalars)
+
+
+def copied(facts: StepFacts) -> dict[str, Json]:
+    """Evidence that `old` is a copy, where it is."""
+    return {"old_is_copy_of": facts.copied_from} if facts.copied_from else {}

@@ -1,0 +1,46 @@
+"""Numbers that cannot move, and data that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlc_sentinel.core.advice import ADVICE
+from dlc_sentinel.core.facts import StepFacts
+from dlc_sentinel.core.rules.base import Candidate, View, copied, moved
+
+BOUND_SAFE = 0.52
+"""ESS_h* of the total above which the lag's is above one half whatever the discrepancy is."""
+BLIND_SHARE = 0.5
+UNWIRED_STEPS = 3
+
+
+def unwired(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    recent = [f for f in history if f.num_tokens][-UNWIRED_STEPS:]
+    if len(recent) < UNWIRED_STEPS or not all(
+        f.aged_tokens >= view.config.window.min_tokens and f.aged_moved == 0 and moved([f]) for f in recent
+    ):
+        return []
+    now = recent[-1]
+    evidence = {"tokens": now.aged_tokens, "age_mean": now.age_mean, "steps": UNWIRED_STEPS}
+    evidence |= copied(now)
+    return [
+        Candidate("UNWIRED", "lag_always_zero", 0.95, ADVICE["UNWIRED", "lag_always_zero"], evidence, recent[0].step)
+    ]
+
+
+def blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    now = history[-1]
+    found = []
+    if now.num_tokens < BLIND_SHARE * now.offered_tokens:
+        evidence = {
+            "usable": now.num_tokens,
+            "sent": now.offered_tokens,
+            "dropped": {k: v for k, v in now.dropped.items() if v},
+        }
+        advice = ADVICE["BLIND", "unusable_tokens"]
+        found.append(Candidate("BLIND", "unusable_tokens", 0.95, advice, evidence))
+    if now.basis == "mixed" and not now.bound_ess >= BOUND_SAFE:
+        evidence = {"total_ess": now.bound_ess, "age_mean": now.age_mean, "basis": now.basis, **copied(now)}
+        evidence |= {"not_calibrated": now.unsplit} if now.unsplit else {}
+        found.append(Candidate("BLIND", "mixed_basis", 0.8, ADVICE["BLIND", "mixed_basis"], evidence))
+    return found
