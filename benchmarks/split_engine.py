@@ -111,6 +111,11 @@ class Engine:
         places = answer.prompt_logprobs[len(prompt) :]
         return np.array([at[token].logprob for at, token in zip(places, response, strict=True)], dtype=np.float32)
 
+    def close(self) -> None:
+        """Ends the engine now: collected later, it would take down what the next one has set up."""
+        del self._engine
+        gc.collect()
+
 
 class Engines:
     """The engines of a run, one at a time."""
@@ -123,8 +128,8 @@ class Engines:
     def at(self, place: int) -> Engine:
         """The engine at a place of the list, begun when it is first asked for; the one before is given up."""
         if self._now is None or self._now[0] != place:
-            self._now = None
-            gc.collect()
+            if self._now is not None:
+                self._now[1].close()
             size = {"max_rows": self._max_rows, "max_tokens": self._max_tokens}
             self._now = place, Engine(self._names[place], self._model_dir, self._seed * 100 + place, **size)
         return self._now[1]

@@ -4,24 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.rules.base import SEVERITY, Candidate, Rule, View
-from dlc_sentinel.core.rules.data import data
-from dlc_sentinel.core.rules.engine import engine, engine_changed, stale_engine
+from dlc_sentinel.core.rules.data import FAULT_CAUSES, TORN, finish_reason, refused, structure
+from dlc_sentinel.core.rules.engine import drift, engine, engine_changed, stale_engine, trainer_noise
+from dlc_sentinel.core.rules.label import label
 from dlc_sentinel.core.rules.lag import lag
+from dlc_sentinel.core.rules.learning import learning
+from dlc_sentinel.core.rules.transform import transform
 from dlc_sentinel.core.rules.wiring import BOUND_SAFE, blind, unwired
 
-RULES: tuple[Rule, ...] = (stale_engine, data, engine, engine_changed, lag, unwired, blind)
+RULES: tuple[Rule, ...] = (
+    stale_engine, refused, structure, finish_reason, transform, label, engine, engine_changed, drift, trainer_noise,
+    lag, learning, unwired, blind,
+)  # fmt: skip
+FILLED = ("exact_zeros", "last_token")
 
 
 def diagnose(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """Candidates of the newest step, most severe first. `history` is oldest first, the newest step included."""
     if not history or not history[-1].offered_tokens:
         return []
-    found = [candidate for rule in RULES for candidate in rule(history, view)]
+    found = _explained([candidate for rule in RULES for candidate in rule(history, view)])
     return sorted(found, key=lambda c: (not c.catastrophic, SEVERITY.index(c.verdict)))
+
+
+def _explained(found: list[Candidate]) -> list[Candidate]:
+    """Without the candidates that another one explains: a shifted stream is also far from its floor."""
+    data = [c for c in found if c.verdict == "DATA" and c.kind not in FAULT_CAUSES]
+    if any(c.kind in FILLED for c in data):
+        found = [c for c in found if (c.verdict, c.kind) != ("TRANSFORM", "kept_mass")]
+    if any(c.kind == "finish_reason" for c in data):
+        found = [c for c in found if (c.verdict, c.kind) != ("LEARNING", "truncation")]
+    if any(c.verdict == "STALE_ENGINE" for c in found):
+        found = [c for c in found if c.verdict != "ENGINE" or c.catastrophic]
+    if not [c for c in found if c in data or c.verdict in ("TRANSFORM", "LABEL")]:
+        return found
+    wild = any(c.verdict == "ENGINE" and c.catastrophic for c in found)
+    kept = [c for c in found if c.verdict not in ("ENGINE", "STALE_ENGINE")]
+    return [replace(c, catastrophic=True) if wild and c.verdict == "DATA" and c.kind in TORN else c for c in kept]
 
 
 def healthy(history: Sequence[StepFacts], config: Config) -> bool:

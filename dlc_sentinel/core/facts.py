@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
+from dlc_sentinel.core.profile import Profile
+from dlc_sentinel.core.shape import FunctionOfLogp
 from dlc_sentinel.core.unsplit import UnsplitRows
 from dlc_sentinel.maths.bootstrap import GroupSums
 from dlc_sentinel.records import TOKEN_CAUSES, Json
@@ -90,6 +92,8 @@ class StepFacts:
     stale_kv: Values = Values()
     current: Values = Values()
     """Discrepancy of rows labelled current (age 0)."""
+    unmoved: Values = Values()
+    """Lag of rows of age 0 in the first update, before any weight moved: the trainer against itself."""
     total_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """age -> (tokens, rms of total) in the step's first update."""
     by_version: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -98,18 +102,21 @@ class StepFacts:
     """Tokens with age > 0 and an exact basis ..."""
     aged_moved: int = 0
     """... and those of them whose lag is not exactly 0."""
-    correlation: float = NAN
-    """Of engine and trainer logprobs at equal weights, on tokens with engine logp < -0.05."""
-    correlation_tokens: int = 0
     kl: Kl = Kl()
     dropped: Mapping[str, int] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
+    learning: Mapping[str, float] = field(default_factory=dict)
+    """Where scalars began, and the reward's running mean and its peak."""
+    finished_share: float = NAN
+    """Share of the sequences of which the engine said that they were not cut at a limit."""
     copied_from: str = ""
     """"engine" or "current": what `old` turned out to be a bit copy of."""
     repeated_checksum: bool = False
     """The payload delivered for the newest version was the one of an older version."""
     engine_version: int = -1
     """Newest version known to be in the engine."""
+    profile: Profile = field(default_factory=Profile)
+    """What the rows look like where they are off."""
     floor_rms: float = NAN
     floor_mean_abs: float = NAN
     loop_gain: float = NAN
@@ -184,10 +191,12 @@ def from_json(tree: Mapping[str, Json]) -> StepFacts:
         value = _to_nan(tree[entry.name])
         if entry.name == "half_horizon":
             value = float(value)
-        elif entry.name in ("discrepancy", "lag", "total", "stale_kv", "current"):
+        elif entry.name in ("discrepancy", "lag", "total", "stale_kv", "current", "unmoved"):
             value = Values(**value)
         elif entry.name == "kl":
             value = Kl(**value)
+        elif entry.name == "profile":
+            value = Profile(**{**value, "function": FunctionOfLogp(**value["function"])})
         elif isinstance(value, list):
             value = tuple(value)
         elif isinstance(value, dict):

@@ -17,8 +17,12 @@ from dlc_sentinel.core.diagnose import diagnose, healthy
 from dlc_sentinel.core.facts import ClosedStep, StepFacts, from_json
 from dlc_sentinel.core.floors import Floors
 from dlc_sentinel.core.join import Join
+from dlc_sentinel.core.learning import Learning
 from dlc_sentinel.core.ledger import SHOWN, Ledger
+from dlc_sentinel.core.probe import Probe
 from dlc_sentinel.core.producers import Producer, Producers
+from dlc_sentinel.core.profile import profile_of
+from dlc_sentinel.core.settings import warnings
 from dlc_sentinel.core.trend import with_trend
 from dlc_sentinel.core.window import StepWindow
 from dlc_sentinel.maths.bootstrap import GroupSums
@@ -61,10 +65,11 @@ class RunMonitor:
         self._join = Join(self._refuse, max_bytes=config.join.max_bytes, max_age_steps=config.join.max_age_steps)
         self._producers = Producers()
         self._floors = Floors(config.floor)
+        self._learning = Learning()
         self._findings = Findings()
         self._decider = Decider(config, run)
         self._law = CalibrationPool()
-        self._thin = 0
+        self._thins = (0, 0)
         self._windows: dict[int, StepWindow] = {}
         self._ended_ticks: dict[int, int] = {}
         self._closed: deque[ClosedStep] = deque(maxlen=HISTORY)
@@ -78,6 +83,10 @@ class RunMonitor:
         """Replica -> (version delivered last, its checksum, whether that was also an older version's)."""
         self._model_name = ""
         self._engines: set[str] = set()
+        self._settings: dict[str, dict[str, Json]] = {"engine": {}, "trainer": {}}
+        self._warned: set[str] = set()
+        self._finishes = {"whole": 0, "cut": 0}
+        """Sequences that the engine said it finished, and cut at a limit, since the last step."""
         self._num_tokens = {"engine": 0, "old": 0, "cur": 0}
         self._dropped: dict[str, int] = {}
         self._num_frames = 0
@@ -98,7 +107,7 @@ class RunMonitor:
         elif isinstance(record, Rollout):
             self._rollout(record)
         elif isinstance(record, Hello):
-            self._hello(record)
+            events += self._hello(record, now_s)
         elif isinstance(record, Synced):
             self._synced(record)
         elif isinstance(record, Scalars):
@@ -124,11 +133,15 @@ class RunMonitor:
             events += self._ledger.findings(heard, self._last_closed, now_s)
         return events
 
-    def _hello(self, record: Hello) -> None:
+    def _hello(self, record: Hello, now_s: float) -> list[Event]:
         self._model_name = record.model_name or self._model_name
         if record.source.role == "engine":
             self._engines.add(record.source.replica)
         self._floors.note_dtypes(record.dtypes)
+        self._settings[record.source.role].update(record.sampling)
+        new = [t for t in warnings(self._settings["engine"], self._settings["trainer"]) if t not in self._warned]
+        self._warned.update(new)
+        return [self._ledger.event("note", text, "WARN", now_s, self._last_closed) for text in new]
 
     def _train(self, record: Train, producer: Producer, restarts: bool, now_s: float) -> list[Event]:
         """`restarts`: if the record goes back, then because the run was restarted under its old name."""
@@ -177,6 +190,7 @@ class RunMonitor:
         self._engine_version = min(self._engine_version, record.version)
         self._checksums.clear()
         self._law = CalibrationPool()
+        self._learning = Learning()
         num_commands = self._decider.state.num_commands
         self._decider = Decider(self._config, self.run)
         self._decider.state.num_commands = num_commands
@@ -193,6 +207,8 @@ class RunMonitor:
     def _rollout(self, record: Rollout) -> None:
         self._num_tokens["engine"] += int(record.offsets_S1[-1])
         self._engines.add(record.source.replica)
+        for reason in record.finish:
+            self._finishes["cut" if reason == "length" else "whole"] += reason != ""
         if len(record.span_version_K):
             self._engine_version = max(self._engine_version, int(record.span_version_K.max()))
         for rows in self._join.feed_rollout(record, max(self._windows, default=self._last_closed)):
@@ -231,7 +247,7 @@ class RunMonitor:
     def _window(self, step: int) -> StepWindow:
         window = self._windows.get(step)
         if window is None:
-            window = self._windows[step] = StepWindow(step, self._config, thin=self._thin)
+            window = self._windows[step] = StepWindow(step, self._config, thins=self._thins)
             window.scalars.update(self._pending_scalars.pop(step, {}))
         return window
 
@@ -296,8 +312,8 @@ class RunMonitor:
             window.refuse(cause, num)
         self._unplaced.clear()
         closed = window.close(list(self._closed), self._law, pool_after_step=self._decider.pool_after_step)
-        self._thin = window.thin_next
-        facts = self._complete(closed.facts)
+        self._thins = window.thins_next
+        facts = self._complete(closed.facts, window.probe)
         self._keep(replace(closed, facts=facts, state=facts.to_json()))
         public = facts.to_public()
         self._steps.append(public)
@@ -313,16 +329,25 @@ class RunMonitor:
         if past >= 0:
             self._closed[past] = replace(self._closed[past], sums=GroupSums(), unsplit=None)
 
-    def _complete(self, facts: StepFacts) -> StepFacts:
+    def _complete(self, facts: StepFacts, probe: Probe) -> StepFacts:
         rms, mean_abs = self._floors.update(facts)
         facts = replace(
             facts,
             floor_rms=rms,
             floor_mean_abs=mean_abs,
+            profile=profile_of(probe, rms),
+            learning=self._learning.update(facts.scalars),
+            finished_share=self._take_finished_share(),
             engine_version=self._engine_version,
             repeated_checksum=any(repeated for _, _, repeated in self._checksums.values()),
         )
         return with_trend(facts, [c.facts for c in self._closed], self._config)
+
+    def _take_finished_share(self) -> float:
+        num = sum(self._finishes.values())
+        share = self._finishes["whole"] / num if num else float("nan")
+        self._finishes = dict.fromkeys(self._finishes, 0)
+        return share
 
     def _judge(self, facts: StepFacts, now_s: float) -> list[Event]:
         decider, history = self._decider, [c.facts for c in self._closed]
@@ -415,6 +440,7 @@ class RunMonitor:
             "model_name": self._model_name,
             "engines": sorted(self._engines),
             "floors": self._floors.to_json(),
+            "learning": self._learning.to_json(),
             "findings": self._findings.to_json(),
             "decider": self._decider.to_json(),
             "facts": [c.state for c in self._closed],
@@ -434,6 +460,7 @@ class RunMonitor:
         self._checksums = {replica: (int(v), str(c), bool(r)) for replica, (v, c, r) in tree["checksums"].items()}
         self._model_name, self._engines = tree["model_name"], set(tree["engines"])
         self._floors.load(tree["floors"])
+        self._learning = Learning.from_json(tree["learning"])
         self._findings = Findings.from_json(tree["findings"])
         self._decider.load(tree["decider"])
         for item in tree["facts"]:

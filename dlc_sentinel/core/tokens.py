@@ -42,6 +42,13 @@ class Tokens:
     span_exact_K: Bool
     span_row_K: I64
     copied_from: str
+    replica: str
+    keep_N: Bool | None
+    """Which places of the rows as sent are usable; None = all ..."""
+    sent_start_S: I64
+    """... and where each row begins in it ..."""
+    sent_end_S: I64
+    """... and ends."""
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +64,11 @@ class Tokens:
         if self.version < 0:
             return np.full(len(self.span_version_K), UNKNOWN_AGE)
         return np.where(self.span_version_K == UNKNOWN_VERSION, UNKNOWN_AGE, self.version - self.span_version_K)
+
+    def places(self, row: int) -> I64:
+        """Place of each usable token of a row in the response as it was sent, masked positions counted."""
+        start, end = int(self.sent_start_S[row]), int(self.sent_end_S[row])
+        return np.arange(end - start) if self.keep_N is None else np.flatnonzero(self.keep_N[start:end])
 
     @property
     def row_exact_S(self) -> Bool:
@@ -76,6 +88,7 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
         if not keep.any():
             return None
     offsets, group_S = rows.offsets_S1, rows.group_S
+    sent_start_S, sent_end_S = rows.offsets_S1[:-1], rows.offsets_S1[1:]
     starts, versions, old_versions = rows.span_start_K, rows.span_version_K, rows.old_version_S
     cur, old, engine = rows.cur_N, rows.old_N, rows.engine_N
     if keep is not None:
@@ -91,7 +104,7 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
     if not lengths.all():
         filled = lengths > 0
         offsets = np.concatenate([[0], offsets[1:][filled]])
-        group_S = group_S[filled]
+        group_S, sent_start_S, sent_end_S = group_S[filled], sent_start_S[filled], sent_end_S[filled]
         old_versions = None if old_versions is None else old_versions[filled]
     if len(group_S) == 0:
         return None
@@ -99,7 +112,7 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
     gen, exact, copied = _middle(rows, cur, old, engine, versions, row_K, old_versions)
     return Tokens(
         rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, starts, _bounded(versions), exact,
-        row_K, copied,
+        row_K, copied, rows.replica, keep, sent_start_S, sent_end_S,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,9 +10,9 @@ import numpy as np
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.ages import FirstTotals, VersionTally
-from dlc_sentinel.core.correlation import Correlation
 from dlc_sentinel.core.facts import NAN, Basis, ClosedStep, StepFacts, Values
 from dlc_sentinel.core.lagfacts import LagSums, calibrated_action, values_of, with_calibrated_lag, with_exact_lag
+from dlc_sentinel.core.probe import Probe, thinned
 from dlc_sentinel.core.rows import Rows
 from dlc_sentinel.core.tokens import INFORMATIVE_NATS, Tokens, usable
 from dlc_sentinel.core.unsplit import SplitLag, UnsplitRows, lag0_cells
@@ -28,14 +27,8 @@ from dlc_sentinel.records import F32, F64, UNKNOWN_VERSION, Bool
 
 MIXED_SHARE = 0.01
 """A basis that covers more than this share of a step's tokens names the step's basis."""
-CONFIDENT_NATS = -0.05
 MIN_LAG0_ROWS = 3
 """Fewer rows without lag do not prove that the engine changed."""
-CALIBRATION_TOKENS = 1 << 16
-"""Lag-0 tokens that a step's calibration is made of, where there are many more."""
-PROBE_TOKENS = 8192
-"""Records longer than this are probed at every eighth token for the correlation of the two streams."""
-
 ArrayT = TypeVar("ArrayT", F32, F64)
 
 
@@ -63,7 +56,7 @@ class _Update:
 class StepWindow:
     """Accumulates one step of one run. Rows may come in any order of updates, ranks and micro-batches."""
 
-    def __init__(self, step: int, config: Config, *, thin: int = 0) -> None:
+    def __init__(self, step: int, config: Config, *, thins: tuple[int, int] = (0, 0)) -> None:
         self.step = step
         self.version = UNKNOWN_VERSION
         """Newest trainer version of any record of the step."""
@@ -72,10 +65,11 @@ class StepWindow:
         self._discrepancy = StreamStats()
         self._stale_kv = StreamStats()
         self._current = SquareSum()
+        self._unmoved = SquareSum()
+        self.probe = Probe(thins[0])
         self._lag0 = DiscrepancyCells()
-        self._thin = thin
+        self._thin = thins[1]
         """Of the lag-0 rows one in 2**thin is taken for the calibration; which, their own content says."""
-        self._correlation = Correlation()
         self._total_first = FirstTotals()
         self._versions = VersionTally()
         self._groups: set[int] = set()
@@ -96,10 +90,9 @@ class StepWindow:
         return self._num_tokens
 
     @property
-    def thin_next(self) -> int:
-        """`thin` with which a step like this one brings about CALIBRATION_TOKENS."""
-        seen = self._lag0.num_tokens << self._thin
-        return max(math.ceil(math.log2(max(seen, 1) / CALIBRATION_TOKENS)), 0)
+    def thins_next(self) -> tuple[int, int]:
+        """`thins` (of the probe, of the calibration) that suit a step like this one."""
+        return self.probe.thin_next, thinned(self._lag0.num_tokens << self._thin)
 
     def add(self, rows: Rows, refuse: Callable[[int, str, int], None]) -> None:
         """Takes complete rows of this step."""
@@ -119,6 +112,8 @@ class StepWindow:
             self._exact_tokens(tokens, update)
         if not exact_S.all():
             update.unsplit.add(tokens, total_N, ~exact_S)
+            if tokens.update == 0:
+                self.probe.add(tokens, total_N, tokens.cur_N, ~exact_S, exact=False)
 
     def _update(self, index: int) -> _Update:
         update = self._updates.get(index)
@@ -140,9 +135,10 @@ class StepWindow:
         assert tokens.gen_N is not None and tokens.cur_N is not None
         lag_N = log_ratio(tokens.cur_N, tokens.gen_N)
         disc_N = log_ratio(tokens.gen_N, tokens.engine_N)
-        self._correlate(tokens)
         if tokens.update == 0:
             self._calibrate(tokens, disc_N)
+            if tokens.row_exact_S.any():
+                self.probe.add(tokens, disc_N, tokens.gen_N, tokens.row_exact_S, exact=True)
         mixed_kv_K = _later_spans(tokens)
         self._discrepancy.add(_pick(disc_N, tokens, tokens.span_exact_K & ~mixed_kv_K))
         if mixed_kv_K.any():
@@ -151,6 +147,8 @@ class StepWindow:
         current_K = tokens.span_exact_K & ~mixed_kv_K & (ages == 0)
         if current_K.any():
             self._current.add(_pick(disc_N, tokens, current_K))
+            if tokens.update == 0 and not tokens.copied_from:
+                self._unmoved.add(_pick(lag_N, tokens, current_K))
         aged_K = tokens.span_exact_K & (ages > 0) & (ages != UNKNOWN_AGE)
         if aged_K.any():
             may_move_N = _pick(tokens.gen_N, tokens, aged_K) < INFORMATIVE_NATS
@@ -170,16 +168,6 @@ class StepWindow:
         if lag0_S.any():
             cells = lag0_cells(tokens, disc_N, lag0_S)
             self._lag0.merge(cells)
-
-    def _correlate(self, tokens: Tokens) -> None:
-        assert tokens.gen_N is not None
-        probe = slice(None, None, 8 if tokens.num_tokens > PROBE_TOKENS else 1)
-        engine = tokens.engine_N[probe].astype(np.float64)
-        trainer = tokens.gen_N[probe].astype(np.float64)
-        keep = engine < CONFIDENT_NATS
-        if not tokens.span_exact_K.all():
-            keep &= np.repeat(tokens.span_exact_K, tokens.span_length_K)[probe]
-        self._correlation.add(engine[keep], trainer[keep])
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
@@ -234,12 +222,11 @@ class StepWindow:
             total=values_of(pooled.total),
             stale_kv=values_of(self._stale_kv),
             current=Values(rms=self._current.rms, num=self._current.num),
+            unmoved=Values(rms=self._unmoved.rms, num=self._unmoved.num),
             total_first=self._total_first.public(),
             by_version=self._versions.by_version(),
             aged_tokens=self._aged_tokens,
             aged_moved=self._aged_moved,
-            correlation=self._correlation.value(),
-            correlation_tokens=self._correlation.num,
             dropped=dict(self.dropped),
             scalars=dict(self.scalars),
             copied_from=self._copied,

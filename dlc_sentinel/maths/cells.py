@@ -205,9 +205,10 @@ def moment_ratio(pool: DiscrepancyCells, current: DiscrepancyCells) -> float:
 def drifted(pool: DiscrepancyCells, current: DiscrepancyCells) -> bool:
     """True when the current lag-0 rows are of another law than the pool's: another engine, or the engine changed.
 
-    Compares the rows' log mean of d^2 / (the pool's moment of the cell): a normal test, and a ratio of the moments
-    themselves outside 1.3. The spread of a row is never taken below what its number of tokens and the law's kurtosis
-    make of it, since three rows may lie close by luck. False when either has no row.
+    Compares the rows' log mean of d^2 / (the pool's moment of the cell): a normal test, and a ratio outside 1.3 of the
+    moments themselves and of the middle rows, since one wild token makes no law. The spread of a row is never taken
+    below what its number of tokens and the law's kurtosis make of it: three rows may lie close by luck. False when
+    either has no row.
     """
     ratio = moment_ratio(pool, current)
     if math.isnan(ratio) or 1.0 / DRIFT_RATIO <= ratio <= DRIFT_RATIO:
@@ -219,6 +220,9 @@ def drifted(pool: DiscrepancyCells, current: DiscrepancyCells) -> bool:
     if len(before_R) > 1:
         spread = max(spread, float(before_R.std(ddof=1)))
     error = spread * math.sqrt(1.0 / len(now_R) + 1.0 / len(before_R))
+    middle = float(np.median(now_R) - np.median(before_R))
+    if abs(middle) < math.log(DRIFT_RATIO):
+        return False
     return abs(float(now_R.mean() - before_R.mean())) > DRIFT_Z * error
 
 

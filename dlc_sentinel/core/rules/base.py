@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts, Values
@@ -22,10 +22,11 @@ CATASTROPHE_NATS = 0.2
 """Of the rms and of the largest hundredth: one wild token in a step is a spike, not a catastrophe."""
 CATASTROPHE_TOKENS = 1000
 CATASTROPHE_CORRELATION = 0.9
+AGREEING = 0.95
 RISING_STEPS = 5
 RISING_PAIRS = 0.8
 RISING_RATIO = 1.1
-JUMP_PAIRS = 0.5
+JUMP_SHARE = 0.6
 RISE_BEGUN = 1.5
 
 
@@ -66,7 +67,9 @@ Rule = Callable[[Sequence[StepFacts], View], list[Candidate]]
 
 def lag_level(facts: StepFacts, config: Config) -> int:
     """2 = severe, 1 = below the threshold, 0 = not. A sample too small even when pooled counts only when severe."""
-    ess = facts.judged_ess
+    # Before any weight has moved there is no lag: what looks like it is the trainer's own noise.
+    unmoved = facts.age_max == 0 and facts.last_update == 0 and facts.unmoved.num > 0
+    ess = math.nan if unmoved else facts.judged_ess
     if math.isnan(ess):
         return 0
     if ess < config.ess.severe:
@@ -97,7 +100,7 @@ def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
     """(step since which the current rows' discrepancy has been rising, ratio last/first), or (-1, nan).
 
     Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order, the ratio is > 1.1, and
-    on either side of the largest jump it rises too: a jump between two levels is a change, not a rise.
+    no single step makes most of the way: a jump between two levels is a change, not a rise.
     """
     seen = [f for f in history if f.current.num >= MIN_TOKENS][-(RISING_STEPS + 1) :]
     if len(seen) <= RISING_STEPS:
@@ -105,19 +108,16 @@ def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
     values = [f.current.rms for f in seen]
     pairs = list(combinations(values, 2))
     ratio = values[-1] / max(values[0], 1e-12)
-    if sum(b > a for a, b in pairs) < RISING_PAIRS * len(pairs) or ratio < RISING_RATIO or _is_jump(seen):
+    if sum(b > a for a, b in pairs) < RISING_PAIRS * len(pairs) or ratio < RISING_RATIO or _is_jump(values):
         return -1, math.nan
     since = next((f.step for f in seen if f.current.rms > RISE_BEGUN * values[0]), seen[0].step)
     return since, ratio
 
 
-def _is_jump(seen: Sequence[StepFacts]) -> bool:
-    """True when fewer than half of the pairs of steps before the largest jump, and after it, rise beyond chance."""
-    values = [f.current.rms for f in seen]
-    at = max(range(1, len(values)), key=lambda i: values[i] / max(values[i - 1], 1e-12))
-    pairs = [*combinations(seen[:at], 2), *combinations(seen[at:], 2)]
-    risen = sum(b.current.rms > a.current.rms * (1 + 1 / math.sqrt(b.current.num)) for a, b in pairs)
-    return risen < JUMP_PAIRS * len(pairs)
+def _is_jump(values: Sequence[float]) -> bool:
+    """True when one step makes most of the way from the first value to the last."""
+    steps = [b - a for a, b in pairwise(values)]
+    return max(steps) > JUMP_SHARE * (values[-1] - values[0])
 
 
 def moved(history: Sequence[StepFacts]) -> bool:
@@ -129,3 +129,18 @@ def moved(history: Sequence[StepFacts]) -> bool:
 def copied(facts: StepFacts) -> dict[str, Json]:
     """Evidence that `old` is a copy, where it is."""
     return {"old_is_copy_of": facts.copied_from} if facts.copied_from else {}
+
+
+def apart(facts: StepFacts) -> bool:
+    """The two streams are all but unrelated on tokens the engine was not sure of."""
+    low = facts.profile.correlation < CATASTROPHE_CORRELATION
+    # Where all tokens are about as likely, noise at the floor alone decorrelates the streams.
+    off = not at_floor(facts) and facts.discrepancy.p99_abs > CATASTROPHE_NATS
+    return low and off and facts.profile.correlation_tokens >= CATASTROPHE_TOKENS
+
+
+def disagree(history: Sequence[StepFacts]) -> bool:
+    """They are apart, and were so from the start or became so at once."""
+    seen = [f.profile.correlation for f in history[:-1] if f.profile.correlation_tokens >= CATASTROPHE_TOKENS]
+    at_once = not seen or seen[-1] > AGREEING or all(c < CATASTROPHE_CORRELATION for c in seen)
+    return apart(history[-1]) and at_once

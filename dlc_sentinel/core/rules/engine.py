@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
@@ -10,9 +12,11 @@ from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.core.rules.base import (
     CATASTROPHE_NATS,
     CATASTROPHE_TOKENS,
+    MIN_ENGINE_NATS,
     Candidate,
     View,
     at_floor,
+    disagree,
     engine_values,
     moved,
     rising,
@@ -22,6 +26,14 @@ from dlc_sentinel.records import Json
 CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
 """A change of the engine's law is a fault where its second moment doubles and is more than fp32 numerics."""
 CATASTROPHE_FLOOR = 5.0
+RESUMED_STEPS = 3
+SELF_NATS = 0.1
+KEYED = (0.02, 0.8)
+FEW_VALUES = 0.05
+"""Distinct values of the engine, over the trainer's."""
+GROWS, STILL = 2.5, 1.5
+DRIFT_WINDOWS, DRIFT_STEPS = 4, 5
+DRIFT_FLOORS, DRIFT_BEGUN, DRIFT_RISE = 1.5, 1.25, 1.4
 JUMP = 3.0
 """A catastrophe is there at once; what has grown step by step belongs to the rules for drift."""
 
@@ -34,6 +46,12 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     elevated = not at_floor(now)
     has_moved = moved(history)
     reasons: dict[str, Json] = {}
+    resumed = history[0].step > 0 and len(history) <= RESUMED_STEPS and all(not at_floor(f) for f in history)
+    first = elevated and _first_update(history)
+    if elevated and resumed:
+        reasons["first_step_after_a_resume"] = history[0].step
+    if first:
+        reasons["first_step_after_the_first_update"] = now.step
     if elevated and since >= 0 and has_moved:
         reasons["rising_since_step"] = since
         reasons["rise_ratio"] = ratio
@@ -43,12 +61,22 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         reasons["resync_without_effect"] = True
     if not reasons and not (view.stale_proven and elevated):
         return []
-    kind = "never_delivered" if now.repeated_checksum else "stale_or_drift"
+    kind = "never_delivered" if now.repeated_checksum else "after_resume" if resumed else "stale_or_drift"
     reasons |= {"current_rms_nats": now.current.rms, "floor_rms_nats": now.floor_rms, "tokens": now.current.num}
     sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
     since = since if since >= 0 else now.step
     advice = ADVICE["STALE_ENGINE", kind]
-    return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=not view.stale_proven)]
+    suspected = not view.stale_proven
+    return [
+        Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=suspected, at_once=resumed or first)
+    ]
+
+
+def _first_update(history: Sequence[StepFacts]) -> bool:
+    """The learning rate was 0 up to this step or the one before: a broken delivery shows for the first time."""
+    rates = [f.scalars.get("lr", math.nan) for f in history]
+    still = next((i for i, rate in enumerate(rates) if rate != 0.0), len(rates))
+    return still >= 2 and len(rates) - 2 <= still < len(rates) and all(at_floor(f) for f in history[:still])
 
 
 def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -59,12 +87,14 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     past = [f for f in history[:-1] if engine_values(f).num]
     before = engine_values(past[-1]).rms if past else 0.0
     at_once = not past or all(not at_floor(f) for f in past) or values.rms > JUMP * before
+    wild = values.rms > max(CATASTROPHE_FLOOR * now.floor_rms, CATASTROPHE_NATS)
     catastrophic = (
         values.num >= CATASTROPHE_TOKENS
-        and values.rms > max(CATASTROPHE_FLOOR * now.floor_rms, CATASTROPHE_NATS)
+        and (wild or disagree(history))
         and now.discrepancy.p99_abs > CATASTROPHE_NATS
         and at_once
         and not now.repeated_checksum
+        and not _first_update(history)
         and not view.stale_refuted
         and not view.resync_pending
         and rising(history)[0] < 0
@@ -74,7 +104,7 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     elif rising(history)[0] >= 0 or now.repeated_checksum or view.resync_without_effect or view.resync_pending:
         return []  # the STALE_ENGINE rule has it until its one RESYNC is judged
     else:
-        kind = "level"
+        kind = _kind(history)
     advice = ADVICE["ENGINE", kind]
     evidence = {
         "rms_nats": values.rms,
@@ -83,6 +113,20 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         "p99_abs_nats": now.discrepancy.p99_abs,
     }
     return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic)]
+
+
+def _kind(history: Sequence[StepFacts]) -> str:
+    """What about the engine is off, where the rows show it; compared with the oldest step that is remembered."""
+    p, old, now = history[-1].profile, history[0], history[-1]
+    shown = {
+        "replica": bool(p.replica),
+        "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
+        "quantised": p.distinct < FEW_VALUES,
+        "position": p.place_ratio >= GROWS and not old.profile.place_ratio >= GROWS,
+        "low_probability": at_floor(old) and p.likely_rms <= STILL * old.profile.likely_rms,
+        "tail": at_floor(old) and now.discrepancy.p50_abs <= STILL * old.discrepancy.p50_abs,
+    }
+    return next((kind for kind, seen in shown.items() if seen), "level")
 
 
 def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -96,3 +140,30 @@ def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []  # as above
     evidence = {"second_moment_ratio": now.engine_change, "rms_nats": now.current.rms, "rms_before_nats": past[-1]}
     return [Candidate("ENGINE", "changed", 0.9, ADVICE["ENGINE", "changed"], evidence, at_once=True)]
+
+
+def trainer_noise(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    """The trainer's two passes over the same rows at the same weights disagree."""
+    now = history[-1]
+    if now.unmoved.num < MIN_TOKENS or not now.unmoved.rms > max(SELF_NATS, now.floor_rms):
+        return []
+    evidence: dict[str, Json] = {"rms_nats": now.unmoved.rms, "tokens": now.unmoved.num}
+    return [Candidate("ENGINE", "trainer_noise", 0.9, ADVICE["ENGINE", "trainer_noise"], evidence)]
+
+
+def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    """Current rows move away from the floor slowly, and have stayed above it for three windows of steps."""
+    now = history[-1]
+    seen = [engine_values(f).rms for f in history if engine_values(f).num >= MIN_TOKENS]
+    if len(seen) < DRIFT_WINDOWS * DRIFT_STEPS or view.stale_proven or view.resync_pending:
+        return []
+    last = seen[-DRIFT_WINDOWS * DRIFT_STEPS :]
+    levels = [
+        median(seen[:DRIFT_STEPS]),
+        *(median(last[i : i + DRIFT_STEPS]) for i in range(0, len(last), DRIFT_STEPS)),
+    ]
+    above = min(levels[2:]) >= DRIFT_BEGUN * now.floor_rms
+    if not above or levels[-1] < max(DRIFT_FLOORS * now.floor_rms, MIN_ENGINE_NATS, DRIFT_RISE * levels[0]):
+        return []
+    evidence: dict[str, Json] = {"rms_nats": levels[-1], "rms_before_nats": levels[0], "floor_rms_nats": now.floor_rms}
+    return [Candidate("ENGINE", "drift", 0.8, ADVICE["ENGINE", "drift"], evidence)]

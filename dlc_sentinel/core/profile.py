@@ -1,0 +1,308 @@
+"""What the rows of a step look like where they are off: by row, by place, as a function of logp. Numbers only.
+
+Each number is what one kind of fault moves and the others do not; the rules compare them. x = trainer - engine, nats,
+at the generator's weights where these rows are exact. Axes: S rows, N tokens of all sampled rows, T tokens of one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from dlc_sentinel.core.pairing import RowClass, classify
+from dlc_sentinel.core.probe import Probe, RowTable, WholeRow
+from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
+from dlc_sentinel.maths.cells import LOGP_EDGES
+from dlc_sentinel.records import F64, I64, Bool
+
+NAN = math.nan
+FAR_ROW_FLOORS, FAR_ROW_NATS = 4.0, 0.02
+"""A row is far where its rms is beyond both."""
+FAR_TOKEN_SCALES, FAR_TOKEN_FLOORS, FAR_TOKEN_NATS = 8.0, 3.0, 0.05
+"""A token is far where |x| is beyond all three; a scale is the median |x| of tokens about as likely."""
+MIN_BIN_TOKENS = 20
+MAX_SCALE = 6.0
+UNSURE_NATS = -0.05
+NEAR_ROW_FLOORS = 2.0
+LABEL_TIMES = 2.0
+END_FLOORS, END_NATS = 3.0, 0.05
+PLACEHOLDER_NATS = -1.0
+WILD_NATS = 20.0
+MODULI = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+MAX_CLASSIFIED = 48
+MIN_PLACED = 3
+RARE_NATS, LIKELY_NATS = -4.6, -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Shares are 0..1 and of all rows or all sampled tokens; nan = too little to say."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    correlation: float = NAN
+    """Of engine and trainer logprobs, on sampled tokens with engine logp < -0.05 ..."""
+    correlation_tokens: int = 0
+    """... of which there are so many."""
+    far_rows: float = NAN
+    """Share of all rows that are far."""
+    near_rows: float = NAN
+    """Share of all rows within twice the floor."""
+    shifted_rows: float = 0.0
+    """Far rows in which one stream fits the other some places on ..."""
+    offset: int = 0
+    """... and by how many, most often: engine[t] belongs to trainer[t + offset]."""
+    unpaired_rows: float = 0.0
+    """Far rows in which no offset makes the streams fit."""
+    broken_rows: float = 0.0
+    """Far rows that are fine up to a token and do not fit after it ..."""
+    broken_at: float = NAN
+    """... the middle one of these tokens' places."""
+    fitting_rows: float = 0.0
+    """Far rows whose streams belong together all the same: of other weights, or of another transform."""
+    mislabelled_rows: float = 0.0
+    """Exact rows of age > 0 that fit the trainer's present weights twice as well as their label's."""
+    last_far: float = 0.0
+    """Share of rows whose last token is off ..."""
+    last_zero: float = 0.0
+    """... by a logprob of exactly 0 in one stream."""
+    first_far: float = 0.0
+    ends_usual: float = 0.0
+    """Share of all sampled tokens that are off by as much."""
+    far_tokens: float = 0.0
+    far_run: float = NAN
+    """Mean length of a run of far tokens."""
+    zero_tokens: float = 0.0
+    """Tokens with a logprob of exactly 0 in one stream, below -1 in the other ..."""
+    rest_rms: float = NAN
+    """... and the rms of the tokens without such a zero."""
+    wild_tokens: float = 0.0
+    """Tokens more than 20 nats apart, as no two models of one text are."""
+    modulus: int = 0
+    """Far tokens sit at one place modulo this ..."""
+    modulus_tokens: float = 0.0
+    """... this share of them."""
+    place: int = -1
+    """The one place in the response at which all far tokens sit."""
+    edge_far: float = NAN
+    """Share of first tokens after a masked span that are far."""
+    edge_of_far: float = NAN
+    """Share of far tokens that are first after a masked span."""
+    tail_ratio: float = NAN
+    """rms of tokens that are rare to the trainer over that of likely ones."""
+    likely_rms: float = NAN
+    place_ratio: float = NAN
+    """rms of the last quarter of places over that of the first, where it grows over all four."""
+    distinct: float = NAN
+    """Distinct engine logprobs per token, over the trainer's own share."""
+    replica: str = ""
+    """The replica whose rows alone are far."""
+    replica_rms: float = NAN
+    keyed_groups: float = 0.0
+    """Share of groups whose rows are all far, where the others' are not."""
+    function: FunctionOfLogp = field(default_factory=FunctionOfLogp)
+
+
+def profile_of(probe: Probe, floor_rms: float) -> Profile:
+    """The profile of a step's rows against the run's floor, nats; of the exact rows alone where there are any."""
+    table = probe.table()
+    exact = bool(table.is_exact_S.any())
+    table = table.chosen(table.is_exact_S == exact)
+    sample = [row for row in probe.sample() if row.is_exact == exact]
+    if not len(table.num_S) or not sample:
+        return Profile()
+    worst = [row for row in probe.worst() if row.is_exact == exact]
+    far_S = _far_rows(table, floor_rms)
+    x_N = np.concatenate([row.x_T for row in sample])
+    engine_N = np.concatenate([row.engine_T for row in sample]).astype(np.float64)
+    trainer_N = np.concatenate([row.trainer_T for row in sample]).astype(np.float64)
+    far_N = _far_tokens(x_N, engine_N, trainer_N, floor_rms)
+    zero_N = _placeholders(engine_N, trainer_N)
+    lengths_S = np.array([len(row.engine_T) for row in sample])
+    classes = _classes([*worst, *sample], float(far_S.mean()), floor_rms)
+    return Profile(
+        num_rows=len(table.num_S),
+        num_tokens=len(x_N),
+        **_correlation(engine_N, trainer_N),
+        far_rows=float(far_S.mean()),
+        near_rows=float((table.mean_sq_S < (NEAR_ROW_FLOORS * floor_rms) ** 2).mean()),
+        **classes,
+        **_ends(table, x_N, floor_rms),
+        **_places(sample, far_N, lengths_S),
+        far_tokens=float(far_N.mean()),
+        zero_tokens=float(zero_N.mean()),
+        wild_tokens=float((np.abs(x_N) > WILD_NATS).mean()),
+        rest_rms=_rms(x_N[~zero_N]),
+        mislabelled_rows=_mislabelled(sample),
+        **_engine_shape(sample, x_N, engine_N, trainer_N),
+        **_replicas(table, far_S),
+        keyed_groups=_keyed(table, far_S),
+        function=_function(sample, classes),
+    )
+
+
+def _correlation(engine_N: F64, trainer_N: F64) -> dict[str, float | int]:
+    unsure_N = engine_N < UNSURE_NATS
+    num = int(unsure_N.sum())
+    e_N, t_N = engine_N[unsure_N], trainer_N[unsure_N]
+    constant = num < 2 or e_N.std() == 0.0 or t_N.std() == 0.0
+    return {"correlation": NAN if constant else float(np.corrcoef(e_N, t_N)[0, 1]), "correlation_tokens": num}
+
+
+def _far_rows(table: RowTable, floor_rms: float) -> Bool:
+    limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
+    return table.mean_sq_S > limit * limit
+
+
+def _far_tokens(x_N: F64, engine_N: F64, trainer_N: F64, floor_rms: float) -> Bool:
+    """Beyond what tokens about as likely are off by; binned by the likelier side, so that a wrong value stands out."""
+    logp_N, size_N = np.maximum(engine_N, trainer_N), np.abs(x_N)
+    bin_N = np.searchsorted(LOGP_EDGES, logp_N, side="right")
+    unsure_N = logp_N < UNSURE_NATS
+    usual = float(np.median(size_N[unsure_N])) if unsure_N.any() else 0.0
+    scale_B = np.full(len(LOGP_EDGES) + 1, usual)
+    for index in range(len(scale_B)):
+        of_bin = size_N[bin_N == index]
+        if len(of_bin) >= MIN_BIN_TOKENS:
+            scale_B[index] = min(float(np.median(of_bin)), MAX_SCALE * usual)
+    limit_B = np.maximum(FAR_TOKEN_SCALES * scale_B, max(FAR_TOKEN_FLOORS * floor_rms, FAR_TOKEN_NATS))
+    return size_N > limit_B[bin_N]
+
+
+def _classes(rows: Sequence[WholeRow], far_share: float, floor_rms: float) -> dict[str, float | int]:
+    """Far rows by class; what is seen of the rows at hand stands for all far rows."""
+    limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
+    seen = {id(row): row for row in rows}.values()
+    far = [row for row in seen if math.sqrt(float(np.mean(row.x_T**2))) > limit][:MAX_CLASSIFIED]
+    if not far:
+        return {}
+    found = [classify(row, floor_rms) for row in far]
+
+    def share(kind: RowClass) -> float:
+        return far_share * sum(f.kind == kind for f in found) / len(found)
+
+    offsets = [f.offset for f in found if f.kind == "shifted"]
+    breaks = [f.place for f in found if f.kind == "broken"]
+    return {
+        "shifted_rows": share("shifted"),
+        "unpaired_rows": share("unpaired"),
+        "broken_rows": share("broken"),
+        "fitting_rows": share("fitting"),
+        "offset": max(sorted(set(offsets)), key=offsets.count) if offsets else 0,
+        "broken_at": float(np.median(breaks)) if breaks else NAN,
+    }
+
+
+def _mislabelled(sample: Sequence[WholeRow]) -> float:
+    """Share of the exact rows of age > 0; a right label makes trainer now - engine the larger of the two."""
+    aged = [row for row in sample if row.is_exact and row.age > 0]
+    pairs = [(_rms(row.x_T), _rms(row.current_T.astype(np.float64) - row.engine_T)) for row in aged]
+    wrong = [at_label > max(LABEL_TIMES * now, FAR_ROW_NATS) for at_label, now in pairs]
+    return sum(wrong) / len(sample)
+
+
+def _function(sample: Sequence[WholeRow], classes: Mapping[str, float | int]) -> FunctionOfLogp:
+    """The shape of trainer - engine; where most rows are shifted, as it is with the shift taken back."""
+    offset = int(classes.get("offset", 0)) if classes.get("shifted_rows", 0.0) > 0.5 else 0
+    engine, trainer = (slice(max(k, 0), min(k, 0) or None) for k in (-offset, offset))
+    engine_N = np.concatenate([row.engine_T[engine] for row in sample]).astype(np.float64)
+    trainer_N = np.concatenate([row.trainer_T[trainer] for row in sample]).astype(np.float64)
+    return function_of_logp(engine_N, trainer_N)
+
+
+def _ends(table: RowTable, x_N: F64, floor_rms: float) -> dict[str, float]:
+    limit = max(END_FLOORS * floor_rms, END_NATS)
+    last_S = np.abs(table.last_trainer_S.astype(np.float64) - table.last_engine_S) > limit
+    first_S = np.abs(table.first_trainer_S.astype(np.float64) - table.first_engine_S) > limit
+    zero_S = (table.last_engine_S == 0.0) ^ (table.last_trainer_S == 0.0)
+    return {
+        "last_far": float(last_S.mean()),
+        "last_zero": float((last_S & zero_S).mean()),
+        "first_far": float(first_S.mean()),
+        "ends_usual": float((np.abs(x_N) > limit).mean()),
+    }
+
+
+def _placeholders(engine_N: F64, trainer_N: F64) -> Bool:
+    zero_N: Bool = (engine_N == 0.0) ^ (trainer_N == 0.0)
+    return zero_N & (np.minimum(engine_N, trainer_N) < PLACEHOLDER_NATS)
+
+
+def _places(sample: Sequence[WholeRow], far_N: Bool, lengths_S: I64) -> dict[str, float | int]:
+    """Where in their responses the far tokens are."""
+    if far_N.sum() < MIN_PLACED:
+        return {}
+    place_N = np.concatenate([row.place_T for row in sample])
+    starts_N = np.zeros(len(place_N), np.bool_)
+    starts_N[np.cumsum(lengths_S)[:-1]] = True
+    starts_N[0] = True
+    edge_N = np.zeros(len(place_N), np.bool_)
+    edge_N[1:] = np.diff(place_N) > 1
+    edge_N = (edge_N & ~starts_N) | (starts_N & (place_N > 0))
+    begins_N = far_N & ~(np.concatenate([[False], far_N[:-1]]) & ~starts_N & ~edge_N)
+    far_places = place_N[far_N]
+    out: dict[str, float | int] = {"far_run": float(far_N.sum() / begins_N.sum())}
+    if edge_N.sum() >= MIN_PLACED:
+        out |= {"edge_far": float(far_N[edge_N].mean()), "edge_of_far": float(edge_N[far_N].mean())}
+    if len(np.unique(far_places)) == 1:
+        return out | {"place": int(far_places[0])}
+    best, share = 0, 0.0
+    for modulus in MODULI:
+        counts = np.bincount(far_places % modulus)
+        part = float(counts.max() / len(far_places))
+        several = len(np.unique(far_places[far_places % modulus == counts.argmax()])) > 1
+        if several and part >= share:
+            best, share = modulus, part
+    return out | {"modulus": best, "modulus_tokens": share}
+
+
+def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N: F64) -> dict[str, float]:
+    rare_N, likely_N = trainer_N < RARE_NATS, trainer_N > LIKELY_NATS
+    out: dict[str, float] = {}
+    if likely_N.sum() >= MIN_BIN_TOKENS:
+        out["likely_rms"] = _rms(x_N[likely_N])
+        if rare_N.sum() >= MIN_BIN_TOKENS:
+            out["tail_ratio"] = _rms(x_N[rare_N]) / max(out["likely_rms"], 1e-12)
+    place_N = np.concatenate([row.place_T for row in sample])
+    quarter_N = np.minimum(4 * place_N // max(int(place_N.max()) + 1, 1), 3)
+    quarters = [_rms(x_N[quarter_N == q]) if (quarter_N == q).sum() >= MIN_BIN_TOKENS else NAN for q in range(4)]
+    if all(a < b for a, b in pairwise(quarters)):
+        out["place_ratio"] = quarters[3] / max(quarters[0], 1e-12)
+    unsure_N = (engine_N < UNSURE_NATS) & (trainer_N < UNSURE_NATS)
+    if unsure_N.sum() >= 256:
+        own = len(np.unique(trainer_N[unsure_N]))
+        out["distinct"] = len(np.unique(engine_N[unsure_N])) / own
+    return out
+
+
+def _rms(x_N: F64) -> float:
+    return math.sqrt(float(np.mean(x_N * x_N))) if len(x_N) else NAN
+
+
+def _replicas(table: RowTable, far_S: Bool) -> dict[str, float | str]:
+    """The one replica that is far while the others are not."""
+    if len(table.replicas) < 2:
+        return {}
+    shares = {name: far_S[table.replica_S == i] for i, name in enumerate(table.replicas)}
+    far = [name for name, of in shares.items() if len(of) >= MIN_PLACED and of.mean() > 0.5]
+    rest = [of for name, of in shares.items() if name not in far and len(of)]
+    if len(far) != 1 or not rest or np.concatenate(rest).mean() > 0.1:
+        return {}
+    at = table.replica_S == table.replicas.index(far[0])
+    square = float(np.average(table.mean_sq_S[at], weights=table.num_S[at]))
+    return {"replica": far[0], "replica_rms": math.sqrt(square)}
+
+
+def _keyed(table: RowTable, far_S: Bool) -> float:
+    """Share of the groups (of two rows or more) that are far as a whole, where hardly any is so in part."""
+    _, index_S = np.unique(table.group_S, return_inverse=True)
+    size_G, far_G = np.bincount(index_S), np.bincount(index_S, far_S)
+    many_G = size_G >= 2
+    if not many_G.any():
+        return 0.0
+    whole, part = (far_G == size_G) & many_G, (far_G > 0) & (far_G < size_G) & many_G
+    return float(whole.sum() / many_G.sum()) if whole.sum() > 4 * part.sum() else 0.0

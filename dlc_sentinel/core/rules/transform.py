@@ -1,0 +1,37 @@
+"""A sampling transform stands on one side only: then trainer - engine is a function of the logprob."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlc_sentinel.core.advice import ADVICE
+from dlc_sentinel.core.facts import StepFacts
+from dlc_sentinel.core.rules.base import Candidate, View
+from dlc_sentinel.records import Json
+
+TOGETHER = 0.9
+KEPT_Z, CUT_MASS, ONE_SIDED = 8.0, 0.005, 0.95
+EXPLAINED, BENT = 0.5, 0.07
+DATA_SHARE = 0.01
+MIN_NATS = 0.01
+
+
+def transform(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    """Logits, a cut distribution, or a temperature on one side."""
+    now = history[-1]
+    share = now.dropped.get("positive", 0) / now.offered_tokens
+    if share >= DATA_SHARE:
+        evidence: dict[str, Json] = {"tokens_above_0": now.dropped["positive"], "share": share}
+        return [Candidate("TRANSFORM", "logits", min(0.6 + share, 0.99), ADVICE["TRANSFORM", "logits"], evidence)]
+    f = now.profile.function
+    if not f.correlation >= TOGETHER or not now.discrepancy.rms >= MIN_NATS:
+        return []
+    evidence = {"correlation": f.correlation, "rms_nats": now.discrepancy.rms}
+    if f.kept_z >= KEPT_Z and 1.0 - f.kept_mass >= CUT_MASS and f.below >= ONE_SIDED:
+        evidence |= {"kept_mass": f.kept_mass, "z": f.kept_z, "share_below_0": f.below}
+        return [Candidate("TRANSFORM", "kept_mass", 0.95, ADVICE["TRANSFORM", "kept_mass"], evidence)]
+    if f.explained >= EXPLAINED and abs(f.slope - 1.0) >= BENT:
+        evidence |= {"temperature": f.slope, "explained": f.explained, "kept_mass": f.kept_mass}
+        evidence["tempered_side"] = "engine" if f.slope < 1.0 else "trainer"
+        return [Candidate("TRANSFORM", "temperature", 0.9, ADVICE["TRANSFORM", "temperature"], evidence)]
+    return []
