@@ -144,7 +144,7 @@ def replaced(run: Run) -> Row:
         called = pool.add(run.few_cells(version), version)
         if version not in run.versions:
             continue
-        for lag in LAGS:
+        for lag in run.lags:
             law = pool.law(version - lag, version - lag)
             truth = run.truth(version, lag).ess()["32"]
             result = None if law is None else calibrate(run.stale(version, lag), law, seed=version)
@@ -209,18 +209,21 @@ def evaluate(folder: Path) -> Row:
     per_run = [
         cell_row(run.name, lag, [case for case in found if case.run == run.name and case.lag == lag])
         for run in plain
-        for lag in LAGS
+        for lag in run.lags
     ]
-    changes = end_to_end([run for run in plain if not run.name.startswith("fp32")])
+    young = [run for run in plain if run.train_lag == LAGS[1]]
+    trained = [case for run in young for case in cases(run, (LAGS[2],))]
+    changes = end_to_end([run for run in young if not run.name.startswith("fp32")])
     return {
         "tokens": sum(run.num_tokens for run in runs),
         "rounded_cache": sorted({name for run in runs for name in run.rounded}),
         "cells": per_engine,
         "runs": per_run,
-        "louder": loud(plain),
+        "trained_before": [cell_row(e, LAGS[2], of) for e in ENGINES if (of := of_engine(trained, e, LAGS[2]))],
+        "louder": loud(young),
         "end_to_end": changes,
         "replaced": {run.name: replaced(run) for run in runs if "+" in run.name},
-        "wrong_law": wrong_law([run for run in plain if not run.name.startswith("fp32")]),
+        "wrong_law": wrong_law([run for run in young if not run.name.startswith("fp32")]),
         "promises": promises(per_engine, changes),
     }
 
@@ -232,8 +235,10 @@ def run(folder: Path = ROOT / "bench-out" / "split") -> Row:
     started_s = time.monotonic()
     rates = ("--rates", "5e-4", "2e-4", "1e-4")
     record(folder, "--engines", "bf16", "fp8", "e5m2", *rates)
+    record(folder, "--engines", "bf16", "fp8", "e5m2", *rates, "--train-lag", "6", "--versions", "24")
     record(folder, "--engines", CHANGES, "--rates", "5e-4", "--versions", "30")
     record(folder, "--engines", "fp32", "--rates", "5e-4")
+    record(folder, "--engines", "fp32", "--rates", "5e-4", "--train-lag", "6", "--versions", "24")
     recorded_s = time.monotonic() - started_s
     found = no_nan({"recording_s": recorded_s, **evaluate(folder)})
     assert isinstance(found, dict)

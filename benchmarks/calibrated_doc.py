@@ -14,7 +14,8 @@ of (engine logprob, position), which is taken out of the stale rows (`dlc_sentin
 split is known, so the error can be seen.
 
 Every stream is real: a Hugging Face trainer in float32 with AdamW, a vLLM 0.32 engine on CPU that gets new weights at
-every step, responses of 64 to 160 tokens, 64 rows a step, training on batches three versions old. {tokens:,} tokens;
+every step, responses of 64 to 160 tokens, 64 rows a step. Runs that train on batches three versions old are judged at
+lag 1 and 3, runs that train on batches six versions old at lag 6: rows not trained on before. {tokens:,} tokens;
 learning rates 5e-4, 2e-4 and 1e-4 for each engine but fp32, the oracle, which has one. ESS_32 is the effective sample
 size, as a share, of the lag's weights on blocks of 32 tokens; below 1/2 the sentinel resyncs.
 
@@ -30,6 +31,13 @@ rounding such a cache makes; the fp8 kernel itself did not run.
 LEGEND = """
 rmse = root mean square error of ESS_32; cover = share of batches whose exact ESS_32 lies in the 90 % interval; valid =
 share that may be called calibrated; kappa = rms of discrepancy over rms of lag, the middle one of the cell.
+"""
+TRAINED = """
+## Rows that were trained on before
+
+Not the usual case, but that of a replay buffer: batches at lag 6 in the runs that had trained on them at lag 3. What an
+update pushes is the whole row that it saw, so the lag of these rows is not white across their tokens, as the estimate
+takes it to be for its part that is drowned in discrepancy.
 """
 NOTES = """
 ## What to know before relying on it
@@ -63,6 +71,8 @@ def document(results: Row) -> str:
         LEGEND,
         "## The same by run (engine and learning rate)\n",
         table(rows_of(results["runs"])),
+        TRAINED,
+        table(rows_of(results["trained_before"])),
         louder(rows_of(results["louder"])),
         changes(results),
         "\n## What is promised\n",

@@ -3,9 +3,10 @@
     .venv-vllm/bin/python -m benchmarks.record_split OUT --engines bf16 fp8 e5m2 fp32
 
 writes OUT/<engine>-<lr>.npz (plain arrays) for each engine and learning rate. The engine gets version v's weights at
-step v and makes batch v; the trainer then trains on batch v - 3. Each batch is scored, in float32, by the trainer's
-weights at its own version (the truth the split needs) and 1, 3 and 6 versions later. After each sync the engine also
-re-scores one row of batch v - 3 (`prompt_logprobs`). `A+B` is one run whose engine is replaced halfway by another.
+step v and makes batch v; the trainer then trains on batch v - 3 (--train-lag). Each batch is scored, in float32, by the
+trainer's weights at its own version (the truth the split needs) and 1, 3 and 6 versions later. After each sync the
+engine also re-scores one row of the batch trained on (`prompt_logprobs`). `A+B` is one run whose engine is replaced
+halfway by another.
 
 Policy: Qwen3 with 0.5 M parameters, taught a random order-2 Markov language; reward: the share of even tokens.
 Axes: S rows, P prompt tokens, T response tokens, N packed tokens of all batches, V versions.
@@ -32,7 +33,6 @@ from dlc_sentinel.demo.shape import PolicyShape
 SHAPE = PolicyShape(512, 128, 256, 2, 4, 2, 32, 256)
 PROMPT_TOKENS, NUM_GROUPS, GROUP_ROWS = 16, 16, 4
 MIN_TOKENS, MAX_TOKENS = 64, 160
-TRAIN_LAG = 3
 LAGS = (0, 1, 3, 6)
 TABLE_SCALES = (2.1, 0.7)
 """Spread of the language's two tables, nats: an entropy of about ln 512 - (2.1^2 + 0.7^2) / 2 = 3.8 nats a token."""
@@ -101,7 +101,13 @@ class Batch:
 
 
 def record(
-    engines: list[str], lr: float, seed: int, num_versions: int, start: dict[str, np.ndarray], dirs: Path
+    engines: list[str],
+    lr: float,
+    seed: int,
+    num_versions: int,
+    train_lag: int,
+    start: dict[str, np.ndarray],
+    dirs: Path,
 ) -> Arrays:
     """The streams of one run of `num_versions` versions, the engines taking equal parts of it."""
     language, rng = Language(1000 + seed), np.random.default_rng([seed, 7])
@@ -118,12 +124,15 @@ def record(
         length_S = rng.integers(MIN_TOKENS, MAX_TOKENS + 1, len(prompts))
         batches.append(Batch(prompts, length_S, *engine.generate(prompts, length_S)))
         for lag in LAGS:
-            if lag not in (TRAIN_LAG, *range(version + 1, max(LAGS) + 1)):
+            if lag not in (train_lag, *range(version + 1, max(LAGS) + 1)):
                 scores(batches[version - lag], model, lag)
-        step(batches[max(version - TRAIN_LAG, 0)], model, optimizer, keep=version >= TRAIN_LAG)
-        if version >= TRAIN_LAG:
-            rescored.append(rescored_row(batches[version - TRAIN_LAG], engine, int(rng.integers(len(length_S)))))
-    return packed(batches, rescored, engines)
+        step(
+            batches[max(version - train_lag, 0)], model, optimizer, keep_as=train_lag if version >= train_lag else None
+        )
+        if version >= train_lag:
+            row = int(rng.integers(len(length_S)))
+            rescored.append(rescored_row(batches[version - train_lag], engine, row, train_lag))
+    return packed(batches, rescored, engines) | {"train_lag": np.array(train_lag)}
 
 
 @torch.no_grad()
@@ -132,13 +141,13 @@ def scores(batch: Batch, model: torch.nn.Module, lag: int) -> None:
     batch.trainer[lag][:] = score(model, batch.prompts_SP, batch.tokens_ST).numpy()[batch.mask_ST]
 
 
-def step(batch: Batch, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, keep: bool) -> None:
-    """One update with the ratio to the engine truncated at 2; the forward pass is the batch's score at TRAIN_LAG."""
+def step(batch: Batch, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, keep_as: int | None) -> None:
+    """One update with the ratio to the engine truncated at 2; the forward pass is the batch's score at a lag."""
     now_ST = sampled(response_log_softmax(model, batch.prompts_SP, batch.tokens_ST), batch.tokens_ST)
     mask_ST = torch.from_numpy(batch.mask_ST)
     now_N = now_ST[mask_ST]
-    if keep:
-        batch.trainer[TRAIN_LAG][:] = now_N.detach().numpy()
+    if keep_as is not None:
+        batch.trainer[keep_as][:] = now_N.detach().numpy()
     ratio_N = (now_N.detach() - torch.from_numpy(batch.engine_N)).exp().clamp(max=TRUNCATION)
     advantage_N = batch.advantage_S[:, None].expand_as(now_ST)[mask_ST]
     loss = -(ratio_N * advantage_N * now_N).mean()
@@ -148,15 +157,15 @@ def step(batch: Batch, model: torch.nn.Module, optimizer: torch.optim.Optimizer,
     optimizer.step()
 
 
-def rescored_row(batch: Batch, engine: Engine, row: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """(row, the engine's logprobs now, the trainer's logprobs now) of one row of a batch TRAIN_LAG versions old."""
+def rescored_row(batch: Batch, engine: Engine, row: int, lag: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """(row, the engine's logprobs now, the trainer's logprobs now) of one row of a batch `lag` versions old."""
     ends = np.cumsum(batch.length_S)
     part = slice(int(ends[row] - batch.length_S[row]), int(ends[row]))
-    return row, engine.rescore(*batch.row(row)), batch.trainer[TRAIN_LAG][part].copy()
+    return row, engine.rescore(*batch.row(row)), batch.trainer[lag][part].copy()
 
 
 def packed(batches: list[Batch], rescored: list[tuple[int, np.ndarray, np.ndarray]], engines: list[str]) -> Arrays:
-    """Plain arrays: streams over all batches, lengths [V, S]; the re-scored rows begin with version TRAIN_LAG."""
+    """Plain arrays: streams over all batches, lengths [V, S]; the re-scored rows begin with version train_lag."""
     out = {f"trainer_{lag}": np.concatenate([batch.trainer[lag] for batch in batches]) for lag in LAGS}
     out["engine"] = np.concatenate([batch.engine_N for batch in batches])
     out["lengths"] = np.stack([batch.length_S for batch in batches])
@@ -180,6 +189,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", required=True, help="of " + ", ".join(ENGINES) + ", or A+B")
     parser.add_argument("--rates", nargs="+", type=float, default=[5e-4, 2e-4, 1e-4])
     parser.add_argument("--versions", type=int, default=18)
+    parser.add_argument("--train-lag", type=int, choices=LAGS[1:], default=3)
     parser.add_argument("--pretraining-steps", type=int, default=500)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -192,11 +202,11 @@ def main() -> None:
         model.save_pretrained(model_dir)
     for seed, lr in enumerate(asked.rates):
         for engines in asked.engines:
-            path = asked.out / f"{engines}-{lr:g}.npz"
+            path = asked.out / f"{engines}-{lr:g}{'' if asked.train_lag == 3 else f'-late{asked.train_lag}'}.npz"
             if path.exists():
                 continue
             started_s = time.monotonic()
-            arrays = record(engines.split("+"), lr, seed, asked.versions, start, model_dir)
+            arrays = record(engines.split("+"), lr, seed, asked.versions, asked.train_lag, start, model_dir)
             np.savez(path, allow_pickle=False, **arrays)
             facts = {
                 "file": path.name,

@@ -20,10 +20,7 @@ from dlc_sentinel.maths.stale import StaleRows
 
 LAGS = (1, 3, 6)
 SOURCES = ("fresh", "pool", "rescored")
-FIRST_VERSION = 6
-"""First version at which a batch of every lag exists."""
 GROUP_ROWS = 4
-RESCORED_LAG = 3
 FEW_ROWS = 3
 """Rows without lag that a step of 64 rows is given: 5 %."""
 
@@ -65,13 +62,20 @@ class Run:
     """One row a version, scored by trainer and engine both at that version though it was generated earlier."""
     engines: list[str]
     """The engine in force at each version."""
+    train_lag: int
+    """Age at which batches were trained on; rows that were trained on already are not judged."""
     rounded: list[str]
     """Engines whose keys and values were rounded before they were cached, for want of a CPU with vLLM's fp8 cache."""
 
     @property
     def versions(self) -> range:
-        """Versions at which every lag can be judged."""
-        return range(FIRST_VERSION, len(self.batches))
+        """Versions at which batches up to `train_lag` old can be judged: the first ones trained on batch 0 only."""
+        return range(2 * self.train_lag, len(self.batches))
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        """Ages this run is for: 1 and 3, or the one age at which it trained."""
+        return (1, 3) if self.train_lag == 3 else (self.train_lag,)
 
     @property
     def num_tokens(self) -> int:
@@ -122,16 +126,16 @@ def load(path: Path) -> Run:
         offsets_S1 = np.concatenate(([0], np.cumsum(length_S))).astype(np.int64)
         batches.append(Batch(arrays["engine"][start:end], trainer, offsets_S1))
         start = end
-    rescored, start = {}, 0
+    rescored, start, train_lag = {}, 0, int(arrays["train_lag"])
     for place, row in enumerate(arrays["rescored_row"].tolist()):
         length = int(arrays["lengths"][place, row])
         part = slice(start, start + length)
         ends = np.array([0, length])
-        rescored[place + RESCORED_LAG] = Batch(
-            arrays["rescored_engine"][part], {0: arrays["rescored_trainer"][part]}, ends
-        )
+        engine_N, trainer_N = arrays["rescored_engine"][part], arrays["rescored_trainer"][part]
+        rescored[place + train_lag] = Batch(engine_N, {0: trainer_N}, ends)
         start += length
-    return Run(path.stem, batches, rescored, arrays["engine_of_version"].tolist(), arrays["rounded_cache"].tolist())
+    engines, rounded = arrays["engine_of_version"].tolist(), arrays["rounded_cache"].tolist()
+    return Run(path.stem, batches, rescored, engines, train_lag, rounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +158,11 @@ def louder(run: Run, factor: float) -> Run:
     for batch in run.batches:
         engine_N = (batch.trainer[0] - factor * batch.difference(0)).astype(np.float32)
         batches.append(Batch(engine_N, batch.trainer, batch.offsets_S1))
-    return Run(run.name, batches, {}, run.engines, run.rounded)
+    return Run(run.name, batches, {}, run.engines, run.train_lag, run.rounded)
 
 
-def cases(run: Run, lags: Sequence[int] = LAGS, sources: Sequence[str] = SOURCES) -> Iterator[Case]:
-    """Every version and lag of a run, with lag-0 rows from its step alone, pooled, or re-scored."""
+def cases(run: Run, lags: Sequence[int] = (), sources: Sequence[str] = SOURCES) -> Iterator[Case]:
+    """Every version and lag (default: the run's own), with lag-0 rows of its step alone, pooled, or re-scored."""
     pool, rescored = CalibrationPool(), CalibrationPool()
     for version in range(len(run.batches)):
         few = run.few_cells(version)
@@ -168,7 +172,7 @@ def cases(run: Run, lags: Sequence[int] = LAGS, sources: Sequence[str] = SOURCES
         if version not in run.versions:
             continue
         laws = {"fresh": few, "pool": pool.cells(), "rescored": rescored.cells()}
-        for lag in lags:
+        for lag in lags or run.lags:
             stale, truth = run.stale(version, lag), run.truth(version, lag)
             results = {name: calibrate(stale, cells, seed=version) for name, cells in laws.items() if name in sources}
             rms, naive = run.lag_rms(version, lag), stale.total_ess()["32"]

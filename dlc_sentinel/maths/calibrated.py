@@ -4,10 +4,11 @@ Only one number is taken from the lag-0 rows: v, the second moment of the discre
 of cells has it. The discrepancy of a sampled token is a martingale difference to second order, so a block of L tokens
 holds L v of it. With V the second moment of a token's total and b the block sums:
 
-    W = ESS of s b,  s^2 = max(0, 1 - v L / Var(b));   M = exp(-L max(0, V - v));   q = min(1, v / V)
-    log ESS = (1 - q) log W + q log M;   rms^2 = max(0, V - v);   KL = mean k3(total) - v / 2
+    W = ESS of s b,  s^2 = max(0, 1 - v L / Var(b));   M = exp(-L max(0, V - v))
+    log ESS = s^2 log W + (1 - s^2) log M;   rms^2 = max(0, V - v);   KL = mean k3(total) - v / 2
 
-W keeps the tails of the stale rows, M is precise where the discrepancy is large. Nats throughout.
+W keeps the tails of the stale rows, M is precise where the discrepancy is large; s^2 is the lag's share of a block.
+Nats throughout.
 Axes: C cells, S rows, B blocks, G groups, R calibration rows, D bootstrap draws.
 """
 
@@ -107,8 +108,8 @@ def calibrate(
 def ess_without(stale: StaleRows, rung: str, noise: float) -> float:
     """Estimator X (0..1) at a rung for a given second moment of the discrepancy, nats^2 per token."""
     sketch, length = stale.sketch(rung), stale.block_length(rung)
-    scaled = sketch.ess(scale_of(sketch.variance, length, noise))
-    return x_ess(scaled, length, stale.second_moment, noise)
+    scale = scale_of(sketch.variance, length, noise)
+    return x_ess(sketch.ess(scale), scale, length, stale.second_moment, noise)
 
 
 def _interval(

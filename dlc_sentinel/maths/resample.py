@@ -23,12 +23,12 @@ NUM_NODES: Final = 3
 _TINY: Final = 1e-300
 
 
-def x_ess(ess_scaled: float, length: float, total: float, noise: float) -> float:
+def x_ess(ess_scaled: float, scale: float, length: float, total: float, noise: float) -> float:
     """ESS (0..1) of the lag from W = ESS of the scaled blocks; second moments per token in nats^2, length in tokens.
 
     Source: estimator X, module docstring of `calibrated`.
     """
-    share = min(noise / total, 1.0) if total > 0.0 else 1.0
+    share = 1.0 - scale * scale
     return math.exp((1.0 - share) * math.log(ess_scaled) - share * length * max(total - noise, 0.0))
 
 
@@ -82,7 +82,7 @@ def resampled_ess(kept: Kept, horizon: int, noise_D: F64, rng: np.random.Generat
     s1_D = np.add.reduce(times_DG * np.exp(log1_DG), axis=1)
     s2_D = np.add.reduce(times_DG * np.exp(log2_DG), axis=1)
     scaled_D = np.minimum(s1_D * s1_D / np.maximum(num_D * s2_D, _TINY), 1.0)
-    args_D = zip(np.maximum(scaled_D, _TINY), length_D, total_D, noise_D, strict=True)
+    args_D = zip(np.maximum(scaled_D, _TINY), scale_D, length_D, total_D, noise_D, strict=True)
     return np.array([x_ess(*(float(arg) for arg in args)) for args in args_D])
 
 
