@@ -7,16 +7,18 @@ Axes: S rows, T tokens of one row, W rows kept whole.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from dlc_sentinel.core.tokens import Tokens
+from dlc_sentinel.maths.arrays import dot
 from dlc_sentinel.maths.cells import mixed
 from dlc_sentinel.records import F32, F64, I64, Bool
 
-SAMPLE_TOKENS = 1 << 16
-"""Tokens of a step's sample, where there are many more."""
+SAMPLE_TOKENS, SAMPLE_ROWS = 1 << 14, 8
+"""A step's sample, where there are many more: about so many tokens, or rows where these are long."""
 WORST_ROWS = 16
 MAX_ROW_TOKENS = 32768
 """Of a longer row its beginning is kept."""
@@ -116,7 +118,10 @@ class Probe:
     @property
     def thin_next(self) -> int:
         """`thin` with which a step like this one gives about SAMPLE_TOKENS."""
-        return thinned(self._num_sampled << self._thin)
+        return min(
+            thinned(self._num_sampled << self._thin, SAMPLE_TOKENS),
+            thinned(len(self._sample) << self._thin, SAMPLE_ROWS),
+        )
 
     def sample(self) -> list[WholeRow]:
         """The sampled rows, in an order of their content."""
@@ -135,19 +140,22 @@ class Probe:
         return RowTable(*columns, tuple(self._replicas))
 
 
-def thinned(num_tokens: int) -> int:
-    """How often to halve that many tokens so that about SAMPLE_TOKENS are left."""
-    return max(int(np.ceil(np.log2(max(num_tokens, 1) / SAMPLE_TOKENS))), 0)
+def thinned(num: int, wanted: int) -> int:
+    """How often to halve a number so that about the wanted one is left."""
+    return max(math.ceil(math.log2(max(num, 1) / wanted)), 0)
 
 
 def _mean_squares(x_N: F64, offsets_S1: I64) -> F64:
     """Mean of x^2 of each row; of long records at every STRIDE-th token."""
     num_rows, num = len(offsets_S1) - 1, len(x_N)
-    stride = STRIDE if num > STRIDE_TOKENS and int(np.diff(offsets_S1).min()) >= MIN_STRIDED_ROW else 1
+    if num_rows == 1:
+        x_M = x_N[:: STRIDE if num > STRIDE_TOKENS else 1]
+        return np.array([dot(x_M, x_M) / len(x_M)])
+    long_rows = num > STRIDE_TOKENS and int((offsets_S1[1:] - offsets_S1[:-1]).min()) >= MIN_STRIDED_ROW
+    stride = STRIDE if long_rows else 1
     start_S = -(-offsets_S1[:-1] // stride)
     x_M = x_N[::stride]
-    sums_S = np.add.reduceat(x_M * x_M, start_S)
-    mean_S: F64 = sums_S / np.diff(start_S, append=len(x_M)) if num_rows else sums_S
+    mean_S: F64 = np.add.reduceat(x_M * x_M, start_S) / (np.append(start_S[1:], len(x_M)) - start_S)
     return mean_S
 
 

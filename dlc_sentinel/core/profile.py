@@ -35,6 +35,8 @@ WILD_NATS = 20.0
 MODULI = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MAX_CLASSIFIED = 48
 MIN_PLACED = 3
+FEW_TOKENS = 1 << 14
+"""What has no place in a row is measured on about so many."""
 RARE_NATS, LIKELY_NATS = -4.6, -1.0
 
 
@@ -211,7 +213,8 @@ def _function(sample: Sequence[WholeRow], classes: Mapping[str, float | int]) ->
     engine, trainer = (slice(max(k, 0), min(k, 0) or None) for k in (-offset, offset))
     engine_N = np.concatenate([row.engine_T[engine] for row in sample]).astype(np.float64)
     trainer_N = np.concatenate([row.trainer_T[trainer] for row in sample]).astype(np.float64)
-    return function_of_logp(engine_N, trainer_N)
+    few = slice(None, None, 1 + len(engine_N) // FEW_TOKENS)
+    return function_of_logp(engine_N[few], trainer_N[few])
 
 
 def _ends(table: RowTable, x_N: F64, floor_rms: float) -> dict[str, float]:
@@ -261,13 +264,15 @@ def _places(sample: Sequence[WholeRow], far_N: Bool, lengths_S: I64) -> dict[str
 
 
 def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N: F64) -> dict[str, float]:
+    place_N = np.concatenate([row.place_T for row in sample])
+    few = slice(None, None, 1 + len(x_N) // FEW_TOKENS)
+    x_N, engine_N, trainer_N, place_N = x_N[few], engine_N[few], trainer_N[few], place_N[few]
     rare_N, likely_N = trainer_N < RARE_NATS, trainer_N > LIKELY_NATS
     out: dict[str, float] = {}
     if likely_N.sum() >= MIN_BIN_TOKENS:
         out["likely_rms"] = _rms(x_N[likely_N])
         if rare_N.sum() >= MIN_BIN_TOKENS:
             out["tail_ratio"] = _rms(x_N[rare_N]) / max(out["likely_rms"], 1e-12)
-    place_N = np.concatenate([row.place_T for row in sample])
     quarter_N = np.minimum(4 * place_N // max(int(place_N.max()) + 1, 1), 3)
     quarters = [_rms(x_N[quarter_N == q]) if (quarter_N == q).sum() >= MIN_BIN_TOKENS else NAN for q in range(4)]
     if all(a < b for a, b in pairwise(quarters)):

@@ -41,6 +41,11 @@ class Tokens:
     span_version_K: I64
     span_exact_K: Bool
     span_row_K: I64
+    span_length_K: I64
+    span_age_K: I64
+    """Trainer version minus token version; UNKNOWN_AGE where one of them is not known."""
+    row_exact_S: Bool
+    """A block's lag needs all its tokens: a row is as exact as its weakest span."""
     copied_from: str
     replica: str
     keep_N: Bool | None
@@ -54,27 +59,10 @@ class Tokens:
     def num_tokens(self) -> int:
         return int(self.offsets_S1[-1])
 
-    @property
-    def span_length_K(self) -> I64:
-        return np.diff(np.append(self.span_start_K, self.num_tokens))
-
-    @property
-    def span_age_K(self) -> I64:
-        """Trainer version minus token version; UNKNOWN_AGE where one of them is not known."""
-        if self.version < 0:
-            return np.full(len(self.span_version_K), UNKNOWN_AGE)
-        return np.where(self.span_version_K == UNKNOWN_VERSION, UNKNOWN_AGE, self.version - self.span_version_K)
-
     def places(self, row: int) -> I64:
         """Place of each usable token of a row in the response as it was sent, masked positions counted."""
         start, end = int(self.sent_start_S[row]), int(self.sent_end_S[row])
         return np.arange(end - start) if self.keep_N is None else np.flatnonzero(self.keep_N[start:end])
-
-    @property
-    def row_exact_S(self) -> Bool:
-        exact = np.ones(len(self.group_S), np.bool_)
-        exact[self.span_row_K[~self.span_exact_K]] = False
-        return exact
 
 
 def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None:
@@ -97,10 +85,11 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
         engine = kept[-1]
         cur = None if cur is None else kept[0]
         old = None if old is None else kept[-2]
-    lengths = np.diff(offsets)
-    span_length = np.diff(np.append(starts, offsets[-1]))
+    lengths = offsets[1:] - offsets[:-1]
+    span_length = np.concatenate((starts[1:], offsets[-1:])) - starts
     if not span_length.all():
-        starts, versions = starts[span_length > 0], versions[span_length > 0]
+        filled = span_length > 0
+        starts, versions, span_length = starts[filled], versions[filled], span_length[filled]
     if not lengths.all():
         filled = lengths > 0
         offsets = np.concatenate([[0], offsets[1:][filled]])
@@ -110,10 +99,19 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
         return None
     row_K = np.searchsorted(offsets, starts, side="right") - 1
     gen, exact, copied = _middle(rows, cur, old, engine, versions, row_K, old_versions)
+    row_exact = np.ones(len(group_S), np.bool_)
+    row_exact[row_K[~exact]] = False
+    versions = _bounded(versions)
     return Tokens(
-        rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, starts, _bounded(versions), exact,
-        row_K, copied, rows.replica, keep, sent_start_S, sent_end_S,
+        rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, starts, versions, exact, row_K,
+        span_length, _ages(versions, rows.version), row_exact, copied, rows.replica, keep, sent_start_S, sent_end_S,
     )  # fmt: skip
+
+
+def _ages(version_K: I64, trainer_version: int) -> I64:
+    if trainer_version < 0:
+        return np.full(len(version_K), UNKNOWN_AGE)
+    return np.where(version_K == UNKNOWN_VERSION, UNKNOWN_AGE, trainer_version - version_K)
 
 
 def _bounded(version_K: I64) -> I64:

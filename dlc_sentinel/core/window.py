@@ -27,6 +27,8 @@ from dlc_sentinel.records import F32, F64, UNKNOWN_VERSION, Bool
 
 MIXED_SHARE = 0.01
 """A basis that covers more than this share of a step's tokens names the step's basis."""
+CALIBRATION_TOKENS = 1 << 16
+"""Lag-0 tokens that a step gives to the calibration, where there are many more."""
 MIN_LAG0_ROWS = 3
 """Fewer rows without lag do not prove that the engine changed."""
 ArrayT = TypeVar("ArrayT", F32, F64)
@@ -92,7 +94,7 @@ class StepWindow:
     @property
     def thins_next(self) -> tuple[int, int]:
         """`thins` (of the probe, of the calibration) that suit a step like this one."""
-        return self.probe.thin_next, thinned(self._lag0.num_tokens << self._thin)
+        return self.probe.thin_next, thinned(self._lag0.num_tokens << self._thin, CALIBRATION_TOKENS)
 
     def add(self, rows: Rows, refuse: Callable[[int, str, int], None]) -> None:
         """Takes complete rows of this step."""
@@ -124,9 +126,7 @@ class StepWindow:
     def _count(self, tokens: Tokens) -> None:
         self._num_tokens += tokens.num_tokens
         self._num_rows += len(tokens.group_S)
-        # a block's lag needs all its tokens: a row is as exact as its weakest one
-        exact_K = tokens.row_exact_S[tokens.span_row_K]
-        self._num_exact += int(tokens.span_length_K[exact_K].sum())
+        self._num_exact += int(tokens.span_length_K[tokens.row_exact_S[tokens.span_row_K]].sum())
         self._groups.update(tokens.group_S.tolist())
         self._copied = tokens.copied_from or self._copied
         self._versions.add(tokens)
@@ -160,7 +160,7 @@ class StepWindow:
 
     def _calibrate(self, tokens: Tokens, disc_N: F64) -> None:
         """Takes the rows without lag: all at the trainer's version, in the step's first update."""
-        lag0_S = tokens.row_exact_S
+        lag0_S = tokens.row_exact_S.copy()
         lag0_S[tokens.span_row_K[tokens.span_age_K != 0]] = False
         if self._thin and lag0_S.any():
             last_S = tokens.engine_N[tokens.offsets_S1[1:] - 1].view(np.uint32).astype(np.uint64)
