@@ -1,4 +1,5 @@
-# Two commands for a newcomer: `make demo` and `make test`. Everything they need is installed into .venv and .venv-vllm.
+# Two commands for a newcomer: `make demo` and `make test`. Everything they need is installed into .venv, .venv-vllm and
+# .venv-verl: real stacks conflict, so each has an environment of its own.
 PYTHON ?= python3.11
 # 2 threads on 2 cores make torch and vLLM ten times slower; set it yourself on a larger machine.
 export OMP_NUM_THREADS ?= 1
@@ -6,17 +7,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 PY := .venv/bin/python
 PIP_BASE = .venv/bin/python -m pip install -q -c requirements/base.txt
 PIP_VLLM = .venv-vllm/bin/python -m pip install -q
+PIP_VERL = .venv-verl/bin/python -m pip install -q
 
 .PHONY: demo test test-fast check bench clean
 
 demo: .venv/.ready
 	$(PY) -m dlc_sentinel demo --out out/demo
 
-test: .venv/.ready .venv-vllm/.ready tools
+test: .venv/.ready .venv-vllm/.ready .venv-verl/.ready tools
 	$(PY) -m pytest --durations=15 tests
 
 test-fast: .venv/.ready
-	$(PY) -m pytest -m "not slow and not vllm" tests
+	$(PY) -m pytest -m "not slow and not vllm and not verl" tests
 
 check: .venv/.ready
 	$(PY) -m ruff check .
@@ -47,13 +49,13 @@ bench: .venv/.ready
 	$(PIP_VLLM) --no-deps -e .
 	touch $@
 
-# Real verl on a CPU; not part of `make test` while its hook is being built. Its tests run where this was made.
+# Real verl on a CPU, without vLLM.
 .venv-verl/.ready: pyproject.toml requirements/verl.txt
 	$(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install -q torch==2.13.0
-	.venv-verl/bin/python -m pip install -q -r requirements/verl.txt
-	.venv-verl/bin/python -m pip install -q --no-deps verl==0.9.1
-	.venv-verl/bin/python -m pip install -q --no-deps -e .
+	$(PIP_VERL) torch==2.13.0
+	$(PIP_VERL) -r requirements/verl.txt
+	$(PIP_VERL) --no-deps verl==0.9.1
+	$(PIP_VERL) --no-deps -e .
 	touch $@
 
 # Prometheus and promtool come from the system; on Debian as root they are installed, elsewhere the tests that need them skip.

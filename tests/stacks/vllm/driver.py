@@ -271,6 +271,26 @@ def hashed(folder: Path) -> dict[str, list[Row]]:
     return found
 
 
+def adapters(folder: Path) -> dict[str, list[Row]]:
+    """A base model and two LoRA adapters on it, each named by its version."""
+    from vllm.lora.request import LoRARequest
+
+    llm = engine(folder / "fp32", enable_lora=True, max_lora_rank=8, max_model_len=128)
+    rows = {"base": generate(llm, "base", prompts_of(4, 8), params(max_tokens=8))}
+    for name, number in (("policy-v7", 1), ("policy-v8", 2)):
+        path = tiny_model.write_adapter(folder / name, folder / "fp32", number)
+        adapter = LoRARequest(name, number, str(path))
+        llm.llm_engine.add_lora(adapter)  # as the API server's load_lora_adapter does
+        for index, prompt in enumerate(prompts_of(4, 8)):
+            llm.llm_engine.add_request(
+                f"{name}-{index}", {"prompt_token_ids": list(prompt)}, params(max_tokens=8), lora_request=adapter
+            )
+        rows[name] = []
+        while llm.llm_engine.has_unfinished_requests():
+            rows[name] += [row for output in llm.llm_engine.step() if output.finished for row in _rows(output)]
+    return rows
+
+
 def multiprocess(folder: Path) -> dict[str, list[Row]]:
     """The engine core in a process of its own."""
     llm = engine(folder / "fp32")
@@ -293,7 +313,7 @@ def main(mode: str, folder: Path) -> None:
     if mode == "multiprocess":
         found |= multiprocess(folder)
     else:
-        for scene in (fp32_scenes, stale_cache, crowded, hashed, ladder):
+        for scene in (fp32_scenes, stale_cache, crowded, hashed, adapters, ladder):
             found |= scene(folder)
     print(json.dumps(found))
 

@@ -97,3 +97,15 @@ def test_the_first_line_of_each_process_says_what_was_wrapped(inprocess: Drive, 
             assert len(lines) == 1
             assert "wrapped OutputProcessor.add_request, OutputProcessor.process_outputs" in lines[0]
             assert "not wrapped" not in lines[0]
+
+
+def test_an_adapter_named_by_its_version_gives_its_rows_that_version(inprocess: Drive) -> None:
+    assert spans(inprocess, "base") == {((0, 0),)}
+    assert spans(inprocess, "policy-v7") == {((7, 0),)}
+    assert spans(inprocess, "policy-v8") == {((8, 0),)}
+
+
+def test_loading_an_adapter_is_told_as_a_synchronisation_with_its_name(inprocess: Drive) -> None:
+    told = [(s.version, s.label) for s in inprocess.stream.synced if "policy-v" in s.label]
+
+    assert told == [(7, "lora policy-v7"), (8, "lora policy-v8")]
