@@ -25,14 +25,14 @@ Json: TypeAlias = Any
 UNKNOWN_VERSION = -1
 
 Role = Literal["trainer", "engine"]
-OldIs = Literal["generator", "proximal", "reused", "engine", "absent"]
+OldIs = Literal["generator", "proximal", "reused", "engine", "rescored", "absent"]
 CommandKind = Literal["RESYNC", "ABORT"]
 Action = Literal["sync_weights", "drop_stale"]
 Outcome = Literal["applied", "refused", "expired"]
 Level = Literal["INFO", "WARN", "CRITICAL"]
 EventKind = Literal["step", "finding", "command", "ack", "producer", "breaker", "note"]
 
-OLD_IS: tuple[str, ...] = ("generator", "proximal", "reused", "engine", "absent")
+OLD_IS: tuple[str, ...] = ("generator", "proximal", "reused", "engine", "rescored", "absent")
 
 TOKEN_CAUSES: tuple[str, ...] = (
     "non_finite", "positive", "placeholder", "mis_sized", "duplicate", "out_of_order", "unmatched", "late",
@@ -262,6 +262,15 @@ class RunSnapshot:
     breaker_open: bool = False
     action_horizon: int = 32
     """h*: the rung of the ESS ladder that sends a RESYNC."""
+    worst: tuple[Mapping[str, Json], ...] = ()
+    """The worst sequences of the newest steps, token by token; see evidence.Strip. This and the next three are empty
+    where no evidence is kept (runtime.Runtime)."""
+    scalars: tuple[Mapping[str, Json], ...] = ()
+    """{"step": .., name: value} as the stack reported them, oldest first."""
+    synced: tuple[Mapping[str, Json], ...] = ()
+    """Weights delivered: {"step", "version", "checksum", "label", "replica"}, oldest first."""
+    about: tuple[Mapping[str, Json], ...] = ()
+    """What each producer said of itself: role, rank, replica, host, stack, versions, dtypes, sampling."""
 
 
 @dataclass(frozen=True, slots=True)

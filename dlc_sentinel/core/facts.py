@@ -92,6 +92,10 @@ class StepFacts:
     stale_kv: Values = Values()
     current: Values = Values()
     """Discrepancy of rows labelled current (age 0)."""
+    rescored: Values = Values()
+    """Discrepancy at present weights of rows that the engine scored once more ..."""
+    rescored_interaction: float = NAN
+    """... and twice its mean product with what moved in the engine, nats^2: what the other order of terms adds."""
     unmoved: Values = Values()
     """Lag of rows of age 0 in the first update, before any weight moved: the trainer against itself."""
     total_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)
@@ -147,6 +151,7 @@ class StepFacts:
         """The step object of the file format; nan as None."""
         half = "inf" if math.isinf(self.half_horizon) else self.half_horizon
         low, mid, high = self.forecast
+        rescored = {"rms": self.rescored.rms, "interaction": self.rescored_interaction}
         tree = {
             "step": self.step,
             "version": self.version,
@@ -165,6 +170,7 @@ class StepFacts:
             "lag": self.lag.to_public(),
             "total": self.total.to_public(),
             "stale_kv": self.stale_kv.to_public() if self.stale_kv.num else None,
+            "rescored": rescored if self.rescored.num else None,
             "floor": {"rms": self.floor_rms, "mean_abs": self.floor_mean_abs},
             "loop_gain": self.loop_gain,
             "forecast_steps": {"low": low, "mid": mid, "high": high},
@@ -191,7 +197,7 @@ def from_json(tree: Mapping[str, Json]) -> StepFacts:
         value = _to_nan(tree[entry.name])
         if entry.name == "half_horizon":
             value = float(value)
-        elif entry.name in ("discrepancy", "lag", "total", "stale_kv", "current", "unmoved"):
+        elif entry.name in ("discrepancy", "lag", "total", "stale_kv", "current", "unmoved", "rescored"):
             value = Values(**value)
         elif entry.name == "kl":
             value = Kl(**value)

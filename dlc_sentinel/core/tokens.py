@@ -37,6 +37,8 @@ class Tokens:
     gen_N: F32 | None
     """Trainer logprob at the generator's weights; meaningful only where the span is exact."""
     engine_N: F32
+    rescored_N: F32 | None
+    """The engine's logprobs of the same tokens at the trainer's present version."""
     span_start_K: I64
     span_version_K: I64
     span_exact_K: Bool
@@ -102,9 +104,11 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
     row_exact = np.ones(len(group_S), np.bool_)
     row_exact[row_K[~exact]] = False
     versions = _bounded(versions)
+    rescored = old if rows.old_is == "rescored" else None
     return Tokens(
-        rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, starts, versions, exact, row_K,
-        span_length, _ages(versions, rows.version), row_exact, copied, rows.replica, keep, sent_start_S, sent_end_S,
+        rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, rescored, starts, versions, exact,
+        row_K, span_length, _ages(versions, rows.version), row_exact, copied, rows.replica, keep, sent_start_S,
+        sent_end_S,
     )  # fmt: skip
 
 
@@ -166,7 +170,7 @@ def _middle(
                 copied = "current"
             if old_is == "proximal":
                 old_is = "reused"
-    if old is None or old_is in ("absent", "engine", "reused"):
+    if old is None or old_is in ("absent", "engine", "reused", "rescored"):
         if rows.update == 0 and cur is not None:
             return cur, current, copied
         return None, none, copied

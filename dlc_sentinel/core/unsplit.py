@@ -163,8 +163,8 @@ class UnsplitRows:
         return nums, {rung: round(num * shares[rung]) if num else 0 for rung, num in nums.items()}
 
 
-def lag0_cells(tokens: Tokens, disc_N: F64, which_S: Bool) -> DiscrepancyCells:
-    """The discrepancy of the chosen rows, whole ones at age 0, as a calibration takes it."""
+def cells_of(tokens: Tokens, disc_N: F64, which_S: Bool) -> DiscrepancyCells:
+    """The discrepancy of the chosen rows as a calibration takes it."""
     cells = DiscrepancyCells()
     d_N, engine_N, position_N, offsets_S1 = _rows_of(tokens, disc_N, which_S)
     cells.add(engine_N, position_N, d_N, offsets_S1)

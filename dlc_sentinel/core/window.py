@@ -15,8 +15,8 @@ from dlc_sentinel.core.lagfacts import LagSums, calibrated_action, values_of, wi
 from dlc_sentinel.core.probe import Probe, thinned
 from dlc_sentinel.core.rows import Rows
 from dlc_sentinel.core.tokens import INFORMATIVE_NATS, Tokens, usable
-from dlc_sentinel.core.unsplit import SplitLag, UnsplitRows, lag0_cells
-from dlc_sentinel.maths.arrays import UNKNOWN_AGE
+from dlc_sentinel.core.unsplit import SplitLag, UnsplitRows, cells_of
+from dlc_sentinel.maths.arrays import UNKNOWN_AGE, dot
 from dlc_sentinel.maths.calibrated import CalibrationPool
 from dlc_sentinel.maths.cells import DiscrepancyCells, mixed
 from dlc_sentinel.maths.ess import pooled_ess
@@ -70,6 +70,10 @@ class StepWindow:
         self._unmoved = SquareSum()
         self.probe = Probe(thins[0])
         self._lag0 = DiscrepancyCells()
+        self._older = DiscrepancyCells()
+        self._older_version = UNKNOWN_VERSION
+        self._rescored = SquareSum()
+        self._shared = 0.0
         self._thin = thins[1]
         """Of the lag-0 rows one in 2**thin is taken for the calibration; which, their own content says."""
         self._total_first = FirstTotals()
@@ -94,7 +98,9 @@ class StepWindow:
     @property
     def thins_next(self) -> tuple[int, int]:
         """`thins` (of the probe, of the calibration) that suit a step like this one."""
-        return self.probe.thin_next, thinned(self._lag0.num_tokens << self._thin, CALIBRATION_TOKENS)
+        return self.probe.thin_next, thinned(
+            max(self._lag0.num_tokens, self._older.num_tokens) << self._thin, CALIBRATION_TOKENS
+        )
 
     def add(self, rows: Rows, refuse: Callable[[int, str, int], None]) -> None:
         """Takes complete rows of this step."""
@@ -114,6 +120,8 @@ class StepWindow:
             self._exact_tokens(tokens, update)
         if not exact_S.all():
             update.unsplit.add(tokens, total_N, ~exact_S)
+            if tokens.rescored_N is not None and tokens.update == 0:
+                self._rescored_rows(tokens)
             if tokens.update == 0:
                 self.probe.add(tokens, total_N, tokens.cur_N, ~exact_S, exact=False)
 
@@ -159,15 +167,38 @@ class StepWindow:
             _add_rows(update.lag_rows, lag_N, tokens, tokens.row_exact_S)
 
     def _calibrate(self, tokens: Tokens, disc_N: F64) -> None:
-        """Takes the rows without lag: all at the trainer's version, in the step's first update."""
-        lag0_S = tokens.row_exact_S.copy()
-        lag0_S[tokens.span_row_K[tokens.span_age_K != 0]] = False
-        if self._thin and lag0_S.any():
+        """Takes the exact rows of the first update: those without lag, and older ones in case there are none."""
+        row_age_S = np.full(len(tokens.group_S), UNKNOWN_AGE)
+        row_age_S[tokens.span_row_K] = tokens.span_age_K
+        one_S = tokens.row_exact_S.copy()
+        one_S[tokens.span_row_K[_later_spans(tokens)]] = False
+        if self._thin and one_S.any():
             last_S = tokens.engine_N[tokens.offsets_S1[1:] - 1].view(np.uint32).astype(np.uint64)
-            lag0_S &= mixed(last_S ^ tokens.group_S.view(np.uint64)) >> np.uint64(64 - self._thin) == 0
+            one_S &= mixed(last_S ^ tokens.group_S.view(np.uint64)) >> np.uint64(64 - self._thin) == 0
+        lag0_S = one_S & (row_age_S == 0)
         if lag0_S.any():
-            cells = lag0_cells(tokens, disc_N, lag0_S)
-            self._lag0.merge(cells)
+            self._lag0.merge(cells_of(tokens, disc_N, lag0_S))
+        older_S = one_S & (row_age_S > 0) & (row_age_S != UNKNOWN_AGE)
+        if older_S.any():
+            self._older.merge(cells_of(tokens, disc_N, older_S))
+            self._older_version = max(self._older_version, tokens.version - int(row_age_S[older_S].min()))
+
+    def _rescored_rows(self, tokens: Tokens) -> None:
+        """Rows that the engine scored once more: discrepancy at present weights, and what it shares with the rest."""
+        assert tokens.rescored_N is not None and tokens.cur_N is not None
+        now_N = log_ratio(tokens.cur_N, tokens.rescored_N)
+        moved_N = log_ratio(tokens.rescored_N, tokens.engine_N)
+        self._lag0.merge(cells_of(tokens, now_N, np.ones(len(tokens.group_S), np.bool_)))
+        self._rescored.add(now_N)
+        self._shared += 2.0 * dot(now_N, moved_N)
+
+    def _settle(self, law: CalibrationPool) -> float:
+        """Adds the step's rows to the law; the ratio by which they changed it, nan where they did not."""
+        cells, version = self._lag0, self.version
+        if cells.num_rows < MIN_LAG0_ROWS and self._older.num_rows:
+            cells, version = self._older, self._older_version
+        law.add(cells, version)
+        return law.change_ratio if cells.num_rows >= MIN_LAG0_ROWS else NAN
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +207,7 @@ class StepWindow:
 
         `law`: what lag-0 rows say of the discrepancy; this step's rows are added to it.
         """
-        law.add(self._lag0, self.version)
+        change = self._settle(law)
         order = sorted(self._updates)
         last = order[-max(1, len(order) // 4) :]
         pooled = _Update.of(self._config)
@@ -184,7 +215,7 @@ class StepWindow:
             pooled.merge(self._updates[index])
         own = LagSums(pooled.lag_rows.group_sums(), pooled.unsplit)
         split = pooled.unsplit.split(law, self.step)
-        facts = self._facts(pooled, last, split, law)
+        facts = self._facts(pooled, last, split, change)
         if facts.basis in ("exact", "calibrated"):
             pool = own.with_steps_before(facts, before, pool_after_step, self._config)
             if facts.basis == "exact":
@@ -194,7 +225,7 @@ class StepWindow:
                 facts = with_calibrated_lag(facts, pooled.lag_rows, pooled.lag, split, action, self._config)
         return ClosedStep(facts, own.exact, own.unsplit)
 
-    def _facts(self, pooled: _Update, last: Sequence[int], split: SplitLag, law: CalibrationPool) -> StepFacts:
+    def _facts(self, pooled: _Update, last: Sequence[int], split: SplitLag, change: float) -> StepFacts:
         """All but what needs the lag to be known."""
         age_mean, age_max = self._versions.age_mean_and_max()
         exact = pooled.lag_rows.group_sums().total()
@@ -216,7 +247,9 @@ class StepWindow:
             num_negative_age=self._versions.num_negative,
             coverage=coverage,
             unsplit=split.reason,
-            engine_change=law.change_ratio if self._lag0.num_rows >= MIN_LAG0_ROWS else NAN,
+            engine_change=change,
+            rescored=Values(rms=self._rescored.rms, num=self._rescored.num),
+            rescored_interaction=self._shared / self._rescored.num if self._rescored.num else NAN,
             bound_ess=pooled_ess((exact.n, num_bound), (exact.ratio, bound)),
             discrepancy=values_of(self._discrepancy),
             total=values_of(pooled.total),

@@ -176,3 +176,49 @@ def test_a_run_that_is_all_fresh_stays_exact():
 
     assert {s["basis"] for s in job.report()["steps"]} == {"exact"}
     assert not of_kind(job.events, "finding")
+
+
+def a_step_without_fresh_rows(step):
+    """(eight stale rows with all three streams, stale rows without the middle one)."""
+    hidden = an_async_step(step)[0][1]
+    few = make_train(step, gen_version=step - 3, lag=0.1, disc=DISC, rows=8, ids=[f"k{step}-{i}" for i in range(8)],
+                     groups=[f"k{step}-{i}" for i in range(8)], rng=np.random.default_rng(step * 100 + 7))  # fmt: skip
+    return few, hidden
+
+
+def test_rows_scored_again_at_a_kept_snapshot_calibrate_the_others():
+    job = Job(mode="observe")
+    for step in range(3, 8):
+        few, hidden = a_step_without_fresh_rows(step)
+        job.step(step, replace(few, old_version_S=few.span_version_K.copy(), old_is="proximal"), hidden)
+
+    now = job.report()["steps"][-1]
+    assert now["basis"] == "calibrated" and set(now["lag_ess_by_age"]) == {"3"}
+    assert now["lag"]["rms"] == pytest.approx(0.1, rel=0.1)
+
+
+def test_rows_scored_again_by_the_engine_calibrate_the_others_and_show_the_other_order_of_terms():
+    job = Job(mode="observe")
+    for step in range(3, 8):
+        few, hidden = a_step_without_fresh_rows(step)
+        rng = np.random.default_rng(step)
+        again = (few.cur_N - rng.normal(0, DISC, len(few.cur_N))).astype(np.float32)
+        job.step(step, replace(few, old_N=np.minimum(again, 0), old_is="rescored"), hidden)
+
+    now = job.report()["steps"][-1]
+    assert now["basis"] == "calibrated" and now["lag"]["rms"] == pytest.approx(0.1, rel=0.1)
+    assert now["rescored"]["rms"] == pytest.approx(DISC, rel=0.1)
+    assert abs(now["rescored"]["interaction"]) < 0.4 * DISC * 0.1
+    assert now["discrepancy"]["rms"] is None
+
+
+def test_an_engine_change_shows_in_rows_scored_again():
+    job = Job(mode="observe")
+    for step in range(3, 10):
+        few, hidden = a_step_without_fresh_rows(step)
+        rms = DISC if step < 7 else 4 * DISC
+        again = (few.cur_N - np.random.default_rng(step).normal(0, rms, len(few.cur_N))).astype(np.float32)
+        job.step(step, replace(few, old_N=np.minimum(again, 0), old_is="rescored"), hidden)
+
+    facts = {c.facts.step: c.facts.engine_change for c in job.monitor._runs["r1"]._closed}
+    assert facts[7] > 4 and all(np.isnan(facts[step]) for step in facts if step != 7)

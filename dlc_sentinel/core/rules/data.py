@@ -23,6 +23,8 @@ TORN = ("offset", "wrong_pairing", "broken_prefix")
 ZERO_SHARE, ZERO_TOKENS = 1e-3, 4
 REST_FLOORS = 3.0
 USUAL_TIMES = 5.0
+MIN_RATE, SURE_NATS = 1e-4, 9.0
+"""A chance of 1e-4 in a step; two of three steps are asked for beside."""
 PLACED_SHARE = 0.6
 FAR_SHARE = 2e-4
 EDGE_SHARE = 0.5
@@ -90,7 +92,7 @@ def _zeros(p: Profile) -> tuple[str, dict[str, Json]]:
 def _by_place(p: Profile) -> tuple[str, dict[str, Json]] | None:
     ends = {"last_token": p.last_far, "first_token": p.first_far}
     end = max(ends, key=lambda name: ends[name])
-    if ends[end] >= max(CLASS_SHARE, USUAL_TIMES * p.ends_usual):
+    if ends[end] >= max(CLASS_SHARE, USUAL_TIMES * p.ends_usual) and _no_chance(ends[end], p.ends_usual, p.num_rows):
         return end, {"share_of_rows": ends[end], "of_all_tokens": p.ends_usual, "exactly_zero": p.last_zero}
     if p.far_tokens < FAR_SHARE:
         return None
@@ -106,6 +108,16 @@ def _by_place(p: Profile) -> tuple[str, dict[str, Json]] | None:
     if p.far_run >= RUN_TOKENS and p.far_tokens >= RUN_SHARE:
         return "masked_span", evidence | {"tokens_in_a_row": p.far_run}
     return None
+
+
+def _no_chance(share: float, usual: float, num: int) -> bool:
+    """True where so many of `num` rows would not be far at a rate of `usual`: with few rows, one of them often is.
+
+    Source: Chernoff's bound, P(share or more) <= exp(-num KL(share || usual)).
+    """
+    rate = min(max(usual, MIN_RATE), 0.5)
+    rest = (1.0 - share) * math.log((1.0 - share) / (1.0 - rate)) if share < 1.0 else 0.0
+    return num * (share * math.log(share / rate) + rest) >= SURE_NATS
 
 
 def finish_reason(history: Sequence[StepFacts], view: View) -> list[Candidate]:
