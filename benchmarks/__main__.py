@@ -153,6 +153,17 @@ def memory_claims(found: Mapping[str, Json]) -> list[Claim]:
     ]
 
 
+def analyze_claims(found: Mapping[str, Json]) -> list[Claim]:
+    claims = []
+    for kind, name in (("tape", "100 M tokens of tape"), ("jsonl", "20 M tokens of .jsonl")):
+        seconds, peak = number(found, kind, "full_length_s"), number(found, kind, "peak_rss_bytes")
+        claims += [
+            Claim(f"analyze, {name}", f"{seconds:.0f} s", "60 s", 60 / seconds),
+            Claim("its peak RSS", f"{peak / 1e6:.0f} MB", "1000 MB", 1e9 / peak),
+        ]
+    return claims
+
+
 def demo_claims(found: Mapping[str, Json]) -> list[Claim]:
     rows = found["seeds"]
     assert isinstance(rows, list)
@@ -191,6 +202,7 @@ BENCHES: dict[str, Callable[[Mapping[str, Json]], list[Claim]]] = {
     "hook": hook_claims,
     "ingest": ingest_claims,
     "memory": memory_claims,
+    "analyze": analyze_claims,
     "demo": demo_claims,
     "vllm_plugin": vllm_plugin_claims,
     "verl": verl_claims,

@@ -26,6 +26,13 @@ def replay(
     config: settings.ConfigFile = None,
     sets: settings.Sets = None,
     run: RunName = None,
+    to_tsdb: Annotated[
+        Path | None,
+        typer.Option("--to-tsdb", metavar="DIR", help="Put the run into a Prometheus data folder, for the boards."),
+    ] = None,
+    ends_now: Annotated[
+        bool, typer.Option("--now", help="With --to-tsdb: move its times so that it ends now.")
+    ] = False,
     as_json: settings.AsJson = False,
 ) -> None:
     """Play a recorded run again, with these settings.
@@ -34,6 +41,10 @@ def replay(
     Exit code: 0 healthy, 1 blind, 20 where an ABORT is due, 10 for any other finding.
     """
     chosen = settings.load(config, sets).config
+    if to_tsdb is not None:
+        from dlc_sentinel.cli import tsdb
+
+        tsdb.write(path, to_tsdb, chosen, ends_now=ends_now)
     events, _, report = offline.replay(path, chosen, run)
     if as_json:
         screen.data_json(report)
@@ -46,10 +57,21 @@ def replay(
 
 
 def analyze(
-    path: Annotated[Path, typer.Argument(help="A tape folder, a .jsonl or a .jsonl.gz file.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A tape folder, a .jsonl or .jsonl.gz, or what a stack kept: metrics.jsonl, a transfer_queue "
+            "checkpoint or a skip dump of verl, trainer_state.json of TRL, token_exports of prime-rl, "
+            "train_data_step*.jsonl of NeMo-RL, rollouts of NeMo Gym."
+        ),
+    ],
     config: settings.ConfigFile = None,
     sets: settings.Sets = None,
     run: RunName = None,
+    on_policy: Annotated[
+        bool,
+        typer.Option("--on-policy", help="Every row was trained by the weights that made it, where nothing says so."),
+    ] = False,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="OUT", help="Write a tape as .jsonl or .jsonl.gz, too.")
     ] = None,
@@ -57,12 +79,18 @@ def analyze(
 ) -> None:
     """Judge a run that is over.
 
-    Prints verdict, findings with advice, commands and the last steps; --json: the report object.
-    Exit code: 0 healthy, 1 blind, 20 where an ABORT is due, 10 for any other finding.
+    Prints verdict, findings with advice, commands and the last steps; --json: the report object. Ctrl-C judges what was
+    read until then. Exit code: 0 healthy, 1 blind or stopped early, 20 where an ABORT is due, 10 for any other finding.
     """
+    from dlc_sentinel.cli.reading import reading
+
     chosen = settings.load(config, sets).config
-    report = offline.analyze(path, chosen, run)
-    if export is not None:
+    with reading(path.name) as watch:
+        judged = offline.judge(path, chosen, run, on_policy=on_policy, watch=watch)
+    report = judged.report
+    for note in judged.notes:
+        screen.say(note)
+    if export is not None and not judged.partial:
         from dlc_sentinel.offline.export import export as write
 
         screen.say(f"{write(path, export, run)} lines written to {export}")
@@ -70,6 +98,9 @@ def analyze(
         screen.data_json(report)
     else:
         summary(report, chosen.ess.horizon)
+    if judged.partial:
+        screen.say("stopped early: this is the verdict of what was read until then")
+        raise typer.Exit(offline.EXIT_BLIND)
     raise typer.Exit(offline.exit_code(report))
 
 
@@ -108,6 +139,9 @@ def _steps(steps: list[Mapping[str, Json]], horizon: str) -> None:
     if not steps:
         screen.data("\nno step was closed")
         return
+    if "total_ess" in steps[0]:
+        _metric_steps(steps)
+        return
     rows = [
         [
             step["step"], step["version"], step["basis"], step["num_tokens"], _word(step["version_age"]["mean"]),
@@ -119,6 +153,19 @@ def _steps(steps: list[Mapping[str, Json]], horizon: str) -> None:
     screen.data(f"\nsteps {steps[0]['step']} to {steps[-1]['step']}, the last {len(rows)} (nats, rms)")
     names = ("step", "version", "basis", "tokens", "age", f"ESS_{horizon}", "lag", "discrepancy", "floor", "dropped")
     screen.table(names, rows)
+
+
+def _metric_steps(steps: list[Mapping[str, Json]]) -> None:
+    """Steps of a log without tokens: the little that it holds."""
+    rows = [
+        [
+            step["step"], step["basis"], _word(step["version_age"]["mean"]), _word(step["total_ess"]["1"]),
+            _word(step["total"]["mean"]), _word(step["floor"]["rms"]),
+        ]
+        for step in steps[-SHOWN_STEPS:]
+    ]  # fmt: skip
+    screen.data(f"\nsteps {steps[0]['step']} to {steps[-1]['step']}, the last {len(rows)} (nats)")
+    screen.table(("step", "basis", "age", "total ESS_1", "total mean", "floor rms"), rows)
 
 
 def _word(value: Json) -> str:

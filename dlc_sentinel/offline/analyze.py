@@ -1,64 +1,140 @@
-"""A run that is over, judged: the JSON object of the file format, from a tape or from JSON lines."""
+"""A run that is over, judged: the JSON object of the file format, from whatever was kept of it (see `sources`)."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlc_sentinel import runtime
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
-from dlc_sentinel.errors import TapeError
-from dlc_sentinel.offline.interchange import Interchange
-from dlc_sentinel.records import Event, Json
-from dlc_sentinel.tape.schema import is_tape
+from dlc_sentinel.offline import metrics_judge, sources
+from dlc_sentinel.records import Event, Json, Record
+from dlc_sentinel.tape.schema import TapeFrame, part_paths
 
 EXIT_HEALTHY, EXIT_BLIND, EXIT_FINDING, EXIT_ABORT = 0, 1, 10, 20
 
+Watch = Callable[[int, int], bool]
+"""watch(bytes read, bytes in all) -> False to stop here; what was read until then is judged."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Judged:
+    """A run that is over."""
+
+    report: dict[str, Json]
+    """The object of the file format."""
+    events: list[Event] = field(default_factory=list)
+    commands: list[Mapping[str, Json]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What cannot be known from this recording, in sentences."""
+    partial: bool = False
+    """True when it was stopped before the end."""
+
+
+def judge(
+    path: str | Path,
+    config: Config | None = None,
+    run: str | None = None,
+    *,
+    on_policy: bool = False,
+    watch: Watch | None = None,
+) -> Judged:
+    """What the recording at `path` tells; its kind is found by `sources.kind_of`.
+
+    Commands of anything but a tape are hypothetical: nobody was there to act on them. `on_policy`: where the recording
+    does not say which weights generated a row, they were those it was trained on.
+    Raises: TapeError if `path` is nothing that is read here.
+    """
+    settings, kind = config or Config(), sources.kind_of(path)
+    if kind in ("metrics", "trainer_state"):
+        log = sources.metric_log(path)
+        report = metrics_judge.judge(log, settings, on_policy=on_policy)
+        notes = metrics_judge.notes(log, on_policy=on_policy)
+        beside = sources.tokens_beside(path)
+        notes += [f"{path} also holds tokens ({beside}): name that folder for what they tell"] if beside else []
+        return Judged(_whole(report, _told(path, log.problems)), notes=notes)
+    watching = _Watching(watch)
+    if kind == "tape":
+        watching.total = sum(part.stat().st_size for _, part in part_paths(Path(path)))
+        events, commands, report = runtime.replay(path, settings, run, watched=watching.frames)
+        return Judged(_whole(report, []), events, commands, partial=watching.stopped)
+    source = sources.token_source(path, kind, on_policy=on_policy)
+    events, monitor = _played(source, settings, watching)
+    commands = [event.data for event in events if event.kind == "command"]
+    report = _whole(monitor.report(source.run), _told(path, source.problems))
+    return Judged(report, events, commands, list(source.notes), watching.stopped)
+
+
+class _Watching:
+    """Tells the watcher how far the reading is, and ends it where the watcher says so."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch = watch
+        self.total = 0
+        self.stopped = False
+
+    def frames(self, frames: Iterator[TapeFrame]) -> Iterator[TapeFrame]:
+        done = 0
+        for frame in frames:
+            done += len(frame.frame)
+            if self.stop(done):
+                return
+            yield frame
+
+    def records(self, source: sources.TokenSource) -> Iterator[Record]:
+        self.total = source.total
+        for record in source.records():
+            if self.stop(source.done):
+                return
+            yield record
+
+    def stop(self, done: int) -> bool:
+        if self._watch is not None and not self._watch(min(done, self.total), self.total):
+            self.stopped = True
+        return self.stopped
+
+
+def _played(source: sources.TokenSource, config: Config, watching: _Watching) -> tuple[list[Event], Monitor]:
+    monitor = Monitor(config, replaying=True, keep_steps=None)
+    events: list[Event] = []
+    now_s = 0.0
+    for frame_no, record in enumerate(watching.records(source)):
+        # A file has no clock: the step stands in for it, so that the same file always gives the same events.
+        now_s = max(now_s, float(getattr(record, "step", 0)))
+        events += monitor.feed(record, frame_no, now_s)
+    return events + monitor.finish(now_s), monitor
+
+
+def _told(path: str | Path, problems: list[tuple[int, str]]) -> list[int]:
+    """Line numbers of what was not used; why is logged."""
+    for number, why in problems:
+        _log.warning("%s line %d is not used: %s", path, number, why)
+    return [number for number, _ in problems]
 
 
 def replay(
     path: str | Path, config: Config | None = None, run: str | None = None
 ) -> tuple[list[Event], list[Mapping[str, Json]], dict[str, Json]]:
-    """(events, commands, report) of a tape folder or of a .jsonl or .jsonl.gz file; the report as `analyze` gives it.
-
-    The commands of a file are hypothetical: nobody was there to act on them.  Raises: TapeError if `path` is neither.
-    """
-    settings = config or Config()
-    if is_tape(path):
-        events, commands, report = runtime.replay(path, settings, run)
-        return events, commands, _whole(report, [])
-    if Path(path).is_dir():
-        raise TapeError(f"{path}: no tape in this folder; wanted a folder with state.arrows, or a .jsonl file")
-    return _replay_file(path, settings)
+    """(events, commands, report) of a recording, as `judge` gives them."""
+    judged = judge(path, config, run)
+    return judged.events, judged.commands, judged.report
 
 
-def _replay_file(path: str | Path, config: Config) -> tuple[list[Event], list[Mapping[str, Json]], dict[str, Json]]:
-    file = Interchange(path)
-    monitor = Monitor(config, replaying=True, keep_steps=None)
-    events: list[Event] = []
-    now_s = 0.0
-    for frame_no, record in enumerate(file.records()):
-        # A file has no clock: the step stands in for it, so that the same file always gives the same events.
-        now_s = max(now_s, float(getattr(record, "step", 0)))
-        events += monitor.feed(record, frame_no, now_s)
-    events += monitor.finish(now_s)
-    for number, why in file.problems:
-        _log.warning("%s line %d is not used: %s", path, number, why)
-    commands = [event.data for event in events if event.kind == "command"]
-    return events, commands, _whole(monitor.report(file.run), [number for number, _ in file.problems])
-
-
-def analyze(path: str | Path, config: Config | None = None, run: str | None = None) -> dict[str, Json]:
-    """The object of the file format (schema 1) for a tape folder, a .jsonl or a .jsonl.gz file.
+def analyze(
+    path: str | Path, config: Config | None = None, run: str | None = None, *, on_policy: bool = False
+) -> dict[str, Json]:
+    """The object of the file format (schema 1) for a recording of any kind that `sources` knows.
 
     Every key is always there; unknown = None, never NaN or infinity; nats. `unparsed_lines` holds the numbers, from 1,
-    of lines that were not used; why is logged.  Raises: TapeError if `path` cannot be read as either.
+    of lines that were not used; why is logged.  Raises: TapeError if `path` cannot be read as any of them.
     """
-    return replay(path, config, run)[2]
+    return judge(path, config, run, on_policy=on_policy).report
 
 
 def exit_code(report: Mapping[str, Json]) -> int:

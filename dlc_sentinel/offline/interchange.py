@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 import numpy as np
 
 from dlc_sentinel.errors import TapeError
 from dlc_sentinel.offline import lines
-from dlc_sentinel.offline.lines import MetaLine, ScalarsLine, SeqLine, SyncedLine
+from dlc_sentinel.offline.lines import MAX_LINE_BYTES, Bytes, MetaLine, ScalarsLine, SeqLine, SyncedLine
 from dlc_sentinel.records import (
     F32,
     I64,
@@ -35,11 +35,9 @@ from dlc_sentinel.records import (
     Train,
 )
 
-MAX_LINE_BYTES = 256 * 2**20
 BATCH_TOKENS = 2**15
 BATCH_ROWS = 512
 PRODUCER = "file"
-Bytes: TypeAlias = IO[bytes] | gzip.GzipFile
 STREAMS = ("cur", "old", "engine")
 _RANK = {"seq": 0, "scalars": 1, "synced": 2}
 """Order of the lines of one step: weights are delivered after the step they are named by."""
@@ -49,19 +47,22 @@ class Interchange:
     """One `.jsonl` or `.jsonl.gz` file.
 
     `records` may be iterated once; afterwards `problems` holds (line number, why) of every line that was not used.
+    `done` of `total` bytes are read (unpacked).
     Raises: TapeError if the file cannot be read.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.problems: list[tuple[int, str]] = []
+        self.notes: list[str] = []
+        self.done, self.total = 0, 0
         self.meta = MetaLine()
         self._number = array("q")
         self._offset = array("q")
         self._step = array("q")
         self._place = array("q")
         try:
-            with self._open() as file:
+            with lines.opened(self.path) as file:
                 self._index(file)
         except (OSError, EOFError) as error:
             raise TapeError(f"{self.path}: cannot be read ({error}); wanted JSON lines, plain or gzip") from error
@@ -69,18 +70,11 @@ class Interchange:
         self._source = Source(self.run, "trainer", PRODUCER)
         self._mis_sized: Counter[int] = Counter()
 
-    def _open(self) -> Bytes:
-        file = self.path.open("rb")
-        if file.read(2) == b"\x1f\x8b":
-            file.close()
-            return gzip.GzipFile(self.path)
-        file.seek(0)
-        return file
-
     def _index(self, file: Bytes) -> None:
         offset = 0
         for number, text in _numbered(file):
             at, offset = offset, offset + len(text)
+            self.total = offset
             if not text.strip():
                 continue
             try:
@@ -127,7 +121,7 @@ class Interchange:
     def _in_order(self) -> Iterator[SeqLine | ScalarsLine | SyncedLine]:
         order: I64 = np.lexsort((np.asarray(self._place, np.int64), np.asarray(self._step, np.int64)))
         with ExitStack() as stack:
-            file = self._open()
+            file = lines.opened(self.path)
             stack.callback(file.close)
             if isinstance(file, gzip.GzipFile) and (np.diff(order) < 0).any():
                 # Lines out of order need seeks, which a packed file answers by reading from its start.
@@ -136,7 +130,9 @@ class Interchange:
                 file = plain
             for index in order.tolist():
                 file.seek(self._offset[index])
-                line = self._parse(self._number[index], file.readline())
+                text = file.readline()
+                self.done += len(text)
+                line = self._parse(self._number[index], text)
                 if line is not None:
                     yield line
         self.problems.sort()

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from typing import Annotated, Literal, TypeAlias
+from pathlib import Path
+from typing import IO, Annotated, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from dlc_sentinel.records import F32, I64, OldIs
+from dlc_sentinel.records import F32, I64, Json, OldIs
 
+MAX_LINE_BYTES = 256 * 2**20
+Bytes: TypeAlias = IO[bytes] | gzip.GzipFile
 Number: TypeAlias = int | float
 Values: TypeAlias = list[float | str | None]
 Int: TypeAlias = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Versions: TypeAlias = int | list[int | list[int] | None] | None
 """A number, one per token, or [version, first token] pairs."""
+
+
+def opened(path: Path) -> Bytes:
+    """The file's bytes, unpacked if it is gzip, whatever its name says.  Raises: OSError."""
+    file = path.open("rb")
+    if file.read(2) == b"\x1f\x8b":
+        file.close()
+        return gzip.GzipFile(path)
+    file.seek(0)
+    return file
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -93,11 +107,21 @@ _keys = msgspec.json.Decoder(KeyLine)
 _lines = msgspec.json.Decoder(AnyLine)
 
 
+def tree_of(text: bytes) -> Json:
+    """Any JSON as plain values; bare NaN and Infinity as null.  Raises: ValueError that says what is wrong."""
+    if b"NaN" in text or b"Infinity" in text:
+        text = text.replace(b"-Infinity", b"null").replace(b"Infinity", b"null").replace(b"NaN", b"null")
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
 def parse_key(text: bytes) -> KeyLine:
     """Kind, step and update of a line.  Raises: ValueError that says what is wrong."""
     try:
         return _keys.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return msgspec.convert(_lenient(text), KeyLine)
 
 
@@ -105,7 +129,7 @@ def parse(text: bytes) -> AnyLine:
     """The line.  Raises: ValueError (msgspec.ValidationError is one) that says what is wrong, and where."""
     try:
         return _lines.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         line: AnyLine = msgspec.convert(_lenient(text), AnyLine)
         return line
 
