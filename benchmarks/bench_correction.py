@@ -49,29 +49,31 @@ def make_case(num: int, vocab: int, hidden: int, dtype: torch.dtype) -> tuple[Hi
     return source, batch
 
 
-def dlc(source: Hidden, batch: Batch) -> None:
+def dlc(source: Hidden, batch: Batch, chunk_tokens: int | None = None) -> None:
     """Forward and backward of the DLC loss."""
-    dlc_loss(source, batch).loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
+    dlc_loss(source, batch, chunk_tokens=chunk_tokens).loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
 
 
-def plain(source: Hidden, batch: Batch) -> None:
+def plain(source: Hidden, batch: Batch, chunk_tokens: int | None = None) -> None:
     """Forward and backward of the usual loss, whole logits in float32."""
     logp_NV: Tensor = (source.hidden @ source.output_VH.T).float().log_softmax(1)
     logp_N = logp_NV.gather(1, batch.token_M[:, None]).squeeze(1)
     (-(batch.advantage_M * logp_N).mean()).backward()  # type: ignore[no-untyped-call]  # as above
 
 
-LOSSES: dict[str, Callable[[Hidden, Batch], None]] = {"dlc": dlc, "plain": plain}
+LOSSES: dict[str, Callable[[Hidden, Batch, int | None], None]] = {"dlc": dlc, "plain": plain}
 
 
-def child(loss: str, num: int, vocab: int, hidden: int, dtype: str) -> dict[str, float]:
+def child(
+    loss: str, num: int, vocab: int, hidden: int, dtype: str, chunk_tokens: int | None = None
+) -> dict[str, float]:
     """Measures one case in this process: peak_bytes beyond the inputs, and seconds."""
     torch.set_num_threads(1)
-    LOSSES[loss](*make_case(8, vocab // 8, hidden, getattr(torch, dtype)))  # code and pools, not in the peak
+    LOSSES[loss](*make_case(8, vocab // 8, hidden, getattr(torch, dtype)), None)  # code and pools, not in the peak
     source, batch = make_case(num, vocab, hidden, getattr(torch, dtype))
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before, started = resident_bytes("VmRSS"), time.perf_counter()
-    LOSSES[loss](source, batch)
+    LOSSES[loss](source, batch, chunk_tokens)
     seconds = time.perf_counter() - started
     assert source.output_VH.grad is not None
     return {"peak_bytes": resident_bytes("VmHWM") - before, "seconds": seconds}
@@ -128,6 +130,6 @@ def run(large: int = 8192, small: int = 384) -> dict[str, object]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(child(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6])))
+        print(json.dumps(child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])))
     else:
         print(json.dumps(run(), indent=2))

@@ -8,7 +8,8 @@ SentinelError
 ├── AddressError    (ValueError)    an address that cannot be parsed or is not allowed without keys
 ├── AddressInUse    (OSError)       another sentinel holds the address
 ├── KeysError       (OSError)       CURVE key files that are missing or readable by others
-└── TapeError       (OSError)       a tape or file that cannot be read at all
+├── TapeError       (OSError)       a tape or file that cannot be read at all
+└── GrafanaError    (OSError)       Grafana refused or could not be reached; `status` is its HTTP answer, 0 = none
 
 Each is also the standard-library type a caller would catch. The message says what, where, got, wanted, next move.
 """
@@ -20,6 +21,7 @@ __all__ = [
     "AddressInUse",
     "ConfigError",
     "FrameError",
+    "GrafanaError",
     "KeysError",
     "RecordError",
     "SentinelError",
@@ -66,3 +68,11 @@ class KeysError(SentinelError, OSError):
 
 class TapeError(SentinelError, OSError):
     """A tape or input file cannot be opened or holds nothing readable."""
+
+
+class GrafanaError(SentinelError, OSError):
+    """Grafana could not be reached, or did not do what it was asked; the message says why and what to do."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
