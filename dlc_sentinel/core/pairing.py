@@ -16,7 +16,7 @@ MIN_TOKENS = 16
 CLIP_NATS = -8.0
 FITS, FITS_BY = 0.7, 0.3
 """Correlation at an offset, and how much better than as the row stands."""
-TOGETHER, APART = 0.9, 0.25
+TOGETHER, APART = 0.6, 0.25
 MIN_SIDE = 12
 HALF_FITS = 0.5
 UNSURE_NATS, WHOLE_FLOORS = -0.05, 2.0

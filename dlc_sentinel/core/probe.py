@@ -15,7 +15,7 @@ import numpy as np
 from dlc_sentinel.core.tokens import Tokens
 from dlc_sentinel.maths.arrays import dot
 from dlc_sentinel.maths.cells import mixed
-from dlc_sentinel.records import F32, F64, I64, Bool
+from dlc_sentinel.records import F32, F64, I64, Bool, Json
 
 SAMPLE_TOKENS, SAMPLE_ROWS = 1 << 14, 8
 """A step's sample, where there are many more: about so many tokens, or rows where these are long."""
@@ -133,11 +133,12 @@ class Probe:
 
     def table(self) -> RowTable:
         """Numbers of all rows."""
-        columns = [np.concatenate(parts) for parts in zip(*self._pieces, strict=True)]
+        parts = zip(*self._pieces, strict=True)
+        columns: dict[str, Json] = {name: np.concatenate(of) for name, of in zip(COLUMNS, parts, strict=False)}
         if not columns:
             none, zero = np.zeros(0, np.float32), np.zeros(0, np.int64)
             return RowTable(np.zeros(0), zero, np.zeros(0, np.bool_), zero, zero, none, none, none, none, ())
-        return RowTable(*columns, tuple(self._replicas))
+        return RowTable(**columns, replicas=tuple(self._replicas))
 
 
 def thinned(num: int, wanted: int) -> int:

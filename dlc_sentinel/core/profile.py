@@ -17,7 +17,7 @@ from dlc_sentinel.core.pairing import RowClass, classify
 from dlc_sentinel.core.probe import Probe, RowTable, WholeRow
 from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
 from dlc_sentinel.maths.cells import LOGP_EDGES
-from dlc_sentinel.records import F64, I64, Bool
+from dlc_sentinel.records import F64, I64, Bool, Json
 
 NAN = math.nan
 FAR_ROW_FLOORS, FAR_ROW_NATS = 4.0, 0.02
@@ -147,7 +147,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     )
 
 
-def _correlation(engine_N: F64, trainer_N: F64) -> dict[str, float | int]:
+def _correlation(engine_N: F64, trainer_N: F64) -> dict[str, Json]:
     unsure_N = engine_N < UNSURE_NATS
     num = int(unsure_N.sum())
     e_N, t_N = engine_N[unsure_N], trainer_N[unsure_N]
@@ -175,7 +175,7 @@ def _far_tokens(x_N: F64, engine_N: F64, trainer_N: F64, floor_rms: float) -> Bo
     return size_N > limit_B[bin_N]
 
 
-def _classes(rows: Sequence[WholeRow], far_share: float, floor_rms: float) -> dict[str, float | int]:
+def _classes(rows: Sequence[WholeRow], far_share: float, floor_rms: float) -> dict[str, Json]:
     """Far rows by class; what is seen of the rows at hand stands for all far rows."""
     limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
     seen = {id(row): row for row in rows}.values()
@@ -207,7 +207,7 @@ def _mislabelled(sample: Sequence[WholeRow]) -> float:
     return sum(wrong) / len(sample)
 
 
-def _function(sample: Sequence[WholeRow], classes: Mapping[str, float | int]) -> FunctionOfLogp:
+def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json]) -> FunctionOfLogp:
     """The shape of trainer - engine; where most rows are shifted, as it is with the shift taken back."""
     offset = int(classes.get("offset", 0)) if classes.get("shifted_rows", 0.0) > 0.5 else 0
     engine, trainer = (slice(max(k, 0), min(k, 0) or None) for k in (-offset, offset))
@@ -217,7 +217,7 @@ def _function(sample: Sequence[WholeRow], classes: Mapping[str, float | int]) ->
     return function_of_logp(engine_N[few], trainer_N[few])
 
 
-def _ends(table: RowTable, x_N: F64, floor_rms: float) -> dict[str, float]:
+def _ends(table: RowTable, x_N: F64, floor_rms: float) -> dict[str, Json]:
     limit = max(END_FLOORS * floor_rms, END_NATS)
     last_S = np.abs(table.last_trainer_S.astype(np.float64) - table.last_engine_S) > limit
     first_S = np.abs(table.first_trainer_S.astype(np.float64) - table.first_engine_S) > limit
@@ -235,7 +235,7 @@ def _placeholders(engine_N: F64, trainer_N: F64) -> Bool:
     return zero_N & (np.minimum(engine_N, trainer_N) < PLACEHOLDER_NATS)
 
 
-def _places(sample: Sequence[WholeRow], far_N: Bool, lengths_S: I64) -> dict[str, float | int]:
+def _places(sample: Sequence[WholeRow], far_N: Bool, lengths_S: I64) -> dict[str, Json]:
     """Where in their responses the far tokens are."""
     if far_N.sum() < MIN_PLACED:
         return {}
@@ -248,7 +248,7 @@ def _places(sample: Sequence[WholeRow], far_N: Bool, lengths_S: I64) -> dict[str
     edge_N = (edge_N & ~starts_N) | (starts_N & (place_N > 0))
     begins_N = far_N & ~(np.concatenate([[False], far_N[:-1]]) & ~starts_N & ~edge_N)
     far_places = place_N[far_N]
-    out: dict[str, float | int] = {"far_run": float(far_N.sum() / begins_N.sum())}
+    out: dict[str, Json] = {"far_run": float(far_N.sum() / begins_N.sum())}
     if edge_N.sum() >= MIN_PLACED:
         out |= {"edge_far": float(far_N[edge_N].mean()), "edge_of_far": float(edge_N[far_N].mean())}
     if len(np.unique(far_places)) == 1:
@@ -263,12 +263,12 @@ def _places(sample: Sequence[WholeRow], far_N: Bool, lengths_S: I64) -> dict[str
     return out | {"modulus": best, "modulus_tokens": share}
 
 
-def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N: F64) -> dict[str, float]:
+def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N: F64) -> dict[str, Json]:
     place_N = np.concatenate([row.place_T for row in sample])
     few = slice(None, None, 1 + len(x_N) // FEW_TOKENS)
     x_N, engine_N, trainer_N, place_N = x_N[few], engine_N[few], trainer_N[few], place_N[few]
     rare_N, likely_N = trainer_N < RARE_NATS, trainer_N > LIKELY_NATS
-    out: dict[str, float] = {}
+    out: dict[str, Json] = {}
     if likely_N.sum() >= MIN_BIN_TOKENS:
         out["likely_rms"] = _rms(x_N[likely_N])
         if rare_N.sum() >= MIN_BIN_TOKENS:
@@ -288,7 +288,7 @@ def _rms(x_N: F64) -> float:
     return math.sqrt(float(np.mean(x_N * x_N))) if len(x_N) else NAN
 
 
-def _replicas(table: RowTable, far_S: Bool) -> dict[str, float | str]:
+def _replicas(table: RowTable, far_S: Bool) -> dict[str, Json]:
     """The one replica that is far while the others are not."""
     if len(table.replicas) < 2:
         return {}

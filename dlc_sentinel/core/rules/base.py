@@ -131,16 +131,16 @@ def copied(facts: StepFacts) -> dict[str, Json]:
     return {"old_is_copy_of": facts.copied_from} if facts.copied_from else {}
 
 
-def apart(facts: StepFacts) -> bool:
-    """The two streams are all but unrelated on tokens the engine was not sure of."""
+def apart(facts: StepFacts, tokens: int = CATASTROPHE_TOKENS) -> bool:
+    """The two streams are all but unrelated on tokens the engine was not sure of, of which there are so many."""
     low = facts.profile.correlation < CATASTROPHE_CORRELATION
     # Where all tokens are about as likely, noise at the floor alone decorrelates the streams.
     off = not at_floor(facts) and facts.discrepancy.p99_abs > CATASTROPHE_NATS
-    return low and off and facts.profile.correlation_tokens >= CATASTROPHE_TOKENS
+    return low and off and facts.profile.correlation_tokens >= tokens
 
 
-def disagree(history: Sequence[StepFacts]) -> bool:
+def disagree(history: Sequence[StepFacts], tokens: int = CATASTROPHE_TOKENS) -> bool:
     """They are apart, and were so from the start or became so at once."""
-    seen = [f.profile.correlation for f in history[:-1] if f.profile.correlation_tokens >= CATASTROPHE_TOKENS]
+    seen = [f.profile.correlation for f in history[:-1] if f.profile.correlation_tokens >= tokens]
     at_once = not seen or seen[-1] > AGREEING or all(c < CATASTROPHE_CORRELATION for c in seen)
-    return apart(history[-1]) and at_once
+    return apart(history[-1], tokens) and at_once

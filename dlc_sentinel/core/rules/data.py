@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
+from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.core.profile import Profile
 from dlc_sentinel.core.rules.base import CATASTROPHE_TOKENS, Candidate, View, apart, disagree
 from dlc_sentinel.records import Json
@@ -53,7 +54,7 @@ def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 def structure(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """What the rows themselves show: one finding by rows, else one by place."""
     now = history[-1]
-    kind, evidence = _by_row(now, disagree(history)) or _by_place(now.profile) or ("", {})
+    kind, evidence = _by_row(now, disagree(history, MIN_TOKENS)) or _by_place(now.profile) or ("", {})
     if not kind:
         return []
     evidence |= {"correlation": now.profile.correlation, "rms_nats": now.discrepancy.rms}

@@ -10,7 +10,7 @@ from dlc_sentinel.core.rules.base import Candidate, View, rising
 from dlc_sentinel.records import Json
 
 FUTURE_SHARE = 0.01
-ROW_SHARE, MIN_ROWS = 0.04, 2
+ROW_SHARE, MIN_ROWS, ROW_STEPS = 0.04, 2, 3
 NEAR_SHARE = 0.3
 KEYED_SHARE = 0.5
 
@@ -24,11 +24,17 @@ def label(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         evidence: dict[str, Json] = {"share_of_tokens": share, "trainer_version": now.version}
         return [Candidate("LABEL", "future_version", 0.95, ADVICE["LABEL", "future_version"], evidence)]
     evidence = {"far_rows": p.far_rows, "near_rows": p.near_rows, "rms_nats": now.discrepancy.rms}
-    if p.mislabelled_rows >= ROW_SHARE and p.mislabelled_rows * p.num_rows >= MIN_ROWS:
+    if p.mislabelled_rows >= ROW_SHARE and _rows(history, "mislabelled_rows") >= MIN_ROWS:
         evidence["rows_at_the_floor_at_present_weights"] = p.mislabelled_rows
         return [Candidate("LABEL", "other_version", 0.9, ADVICE["LABEL", "other_version"], evidence)]
-    some = p.fitting_rows >= ROW_SHARE and p.fitting_rows * p.num_rows >= MIN_ROWS and p.near_rows >= NEAR_SHARE
+    some = p.fitting_rows >= ROW_SHARE and _rows(history, "fitting_rows") >= MIN_ROWS and p.near_rows >= NEAR_SHARE
     if some and not p.replica and p.keyed_groups == 0.0 and rising(history)[0] < 0:
         evidence["far_rows_whose_streams_fit"] = p.fitting_rows
         return [Candidate("LABEL", "some_rows", 0.7, ADVICE["LABEL", "some_rows"], evidence)]
     return []
+
+
+def _rows(history: Sequence[StepFacts], name: str) -> float:
+    """Rows of that kind in the last steps together: of a small step one row may be all there is."""
+    recent = [f.profile for f in history[-ROW_STEPS:]]
+    return float(sum(getattr(p, name) * p.num_rows for p in recent))
