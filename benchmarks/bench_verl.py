@@ -61,7 +61,7 @@ def run(pairs: int = PAIRS) -> dict[str, object]:
         command = [str(jobs.PYTHON), str(jobs.SUPPORT / "make_model.py"), name]
         subprocess.run(command, env=jobs.environment(model, model, "model"), check=True, capture_output=True)
         size = jobs.Size(prompts=8, samples=4, mini_batch=8, response=64, lr=1e-4)
-        watched = watched_job(model, model / "job", size, pairs)
+        watched = watched_job(model, model / "job", size, pairs, *jobs.FLOAT32)
     return figures(watched) | {"exit_code": watched.exit_code, "pairs": pairs}
 
 
@@ -71,7 +71,15 @@ def support() -> Any:
     return importlib.import_module("stacks.verl.support.job")
 
 
-def watched_job(model: Path, folder: Path, size: Any, pairs: int, *overrides: str, warm: str = "") -> Watched:
+def watched_job(
+    model: Path,
+    folder: Path,
+    size: Any,
+    pairs: int,
+    *overrides: str,
+    env: Mapping[str, str] | None = None,
+    warm: str = "",
+) -> Watched:
     """Runs it to its end under a sentinel of its own, with the model of `make_model` in folder `model`."""
     jobs = support()
     serve = [sys.executable, "-m", "dlc_sentinel", "serve", "--json", "--observe"]
@@ -81,10 +89,10 @@ def watched_job(model: Path, folder: Path, size: Any, pairs: int, *overrides: st
     with subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as sentinel:
         assert sentinel.stdout is not None
         where = json.loads(sentinel.stdout.readline())
-        env = {"DLC_SENTINEL": where["data"], "DLC_SENTINEL_METRICS": where["metrics"]}
-        env |= {"VERL_CPU_METER": str(meter), "VERL_CPU_METER_AFTER": str(2 * SKIPPED)}
+        told = {"DLC_SENTINEL": where["data"], "DLC_SENTINEL_METRICS": where["metrics"]}
+        told |= {"VERL_CPU_METER": str(meter), "VERL_CPU_METER_AFTER": str(2 * SKIPPED)}
         size = jobs.Size(**{**vars(size), "steps": steps})
-        job = jobs.start(folder, model, size, *jobs.FLOAT32, *overrides, env=env, warm=warm)
+        job = jobs.start(folder, model, size, *overrides, env=told | dict(env or {}), warm=warm)
         stopped_at, seen = 0, None
         try:
             deadline_s = time.monotonic() + JOB_S

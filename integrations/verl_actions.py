@@ -2,7 +2,8 @@
 
 V1 asynchronous: for one step only prompts issued at that step may be trained on; the stale backlog is dropped.
 fully_async: the queue is cleared and weights are synced after the update at hand. Synchronous: nothing to resync; where
-the engine is doubted (cache reset asked for) the next regular delivery answers the command.
+the engine is doubted (cache reset asked for) the next regular delivery answers the command; with
+DLC_SENTINEL_SKIP_MINIBATCHES=1 the actor ranks skip the rest of one step's mini-batches (verl_skip).
 ABORT: a checkpoint between two steps, then the trainer's own end of training.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from dlc_sentinel.integrations.verl_skip import OPTION
 from dlc_sentinel.integrations.verl_wraps import Aborted
 
 from dlc_sentinel import hook as hooks
@@ -23,13 +25,16 @@ _log = logging.getLogger("dlc_sentinel.verl")
 class Actions:
     """Carries out one command at a time, at the places the driver says are safe."""
 
-    def __init__(self, trainer: Any, hook: hooks.Hook | hooks.NoHook) -> None:
+    def __init__(self, trainer: Any, hook: hooks.Hook | hooks.NoHook, *, may_skip: bool = False) -> None:
+        self.skips = may_skip and not hasattr(trainer, "message_queue_client") and _delivers_each_step(trainer)
+        """A RESYNC leaves mini-batches of the next step untrained; the actor ranks do it and answer."""
         self._trainer = trainer
         self._hook = hook
         self._abort: Command | None = None
         self._sync: Command | None = None
         self._delivery: tuple[int, Command] | None = None
         """(step whose end delivers weights, the command that asked for it)."""
+        self._skip = ""
         self._restore: tuple[int, str, Any] | None = None
         """(step after whose end, attribute, value): what a RESYNC changed for one step."""
 
@@ -37,7 +42,7 @@ class Actions:
         """What RESYNC and ABORT do here, in words."""
         refusal = self._refusal()
         resync = "sync now, clear the queue" if self._is_fully_async else "drop stale rows"
-        resync = f"refused ({refusal})" if refusal else resync
+        resync = "skip the rest of a step" if self.skips else f"refused ({refusal})" if refusal else resync
         return resync, "checkpoint, then the job fails" if self._is_fully_async else "checkpoint, then a clean end"
 
     @property
@@ -48,10 +53,12 @@ class Actions:
         """Why this trainer cannot resync, or "" if it can."""
         if self._is_fully_async:
             return ""
-        buffer = getattr(self._trainer, "replay_buffer", None)
-        if buffer is None or getattr(self._trainer, "trainer_mode", "sync") == "sync":
-            return "this trainer delivers its weights at every step: lag comes from the updates inside a step"
-        if getattr(buffer, "max_off_policy_strategy", "") != "drop":
+        if _delivers_each_step(self._trainer):
+            return (
+                "this trainer delivers its weights at every step: lag comes from the updates inside a step; "
+                f"{OPTION}=1 would skip the rest of a step"
+            )
+        if getattr(self._trainer.replay_buffer, "max_off_policy_strategy", "") != "drop":
             return "max_off_policy_strategy is not `drop`: waiting for stale rows is what was asked for"
         return ""
 
@@ -68,10 +75,17 @@ class Actions:
         elif command.reset_cache:
             # What the engine holds is doubted: it gets new weights and a new cache at the end of the next step.
             self._delivery = (step + 1, command)
+        elif self.skips:
+            self._skip = command.id
         elif refusal:
             self._hook.ack(command, "refused", reason=refusal)
         else:
             self._drop_stale(command, step)
+
+    def take_skip(self) -> str:
+        """Id of the command for which the step that now begins to train is cut short, "" = none."""
+        taken, self._skip = self._skip, ""
+        return taken
 
     def between_updates(self) -> None:
         """Fully_async: the update at hand becomes the last of its cycle, so that weights are synced right after it."""
@@ -130,3 +144,7 @@ class Actions:
         # A future, since the trainer may be inside an event loop of its own here, where Ray's get is frowned upon.
         cleared = self._trainer.message_queue_client.queue_actor.clear_queue.remote()
         cleared.future().result(timeout=CLEAR_S)
+
+
+def _delivers_each_step(trainer: Any) -> bool:
+    return getattr(trainer, "replay_buffer", None) is None or getattr(trainer, "trainer_mode", "sync") == "sync"

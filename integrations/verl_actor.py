@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dlc_sentinel.integrations import verl_rows, verl_wraps
+from dlc_sentinel.integrations import verl_batch, verl_rescore, verl_rows, verl_wraps
+from dlc_sentinel.integrations.verl_skip import Skipping
 from dlc_sentinel.integrations.verl_wraps import Wraps, quietly
 
 from dlc_sentinel import hook as hooks
@@ -19,8 +20,9 @@ from dlc_sentinel.records import UNKNOWN_VERSION
 
 STEP, BYPASS = "dlc_step", "dlc_bypass"
 """What the driver adds to a batch's own facts (see verl_driver)."""
+TAP = "_dlc_sentinel_tap"
+"""Attribute of a worker under which its tap is kept."""
 LIVE_REFUSAL = "attached to a running job: RESYNC and ABORT need the plug-in at launch (pip install, DLC_SENTINEL=...)"
-_ROW_KEYS = ("min_global_steps", "max_global_steps", verl_rows.SEGMENTS)
 _log = logging.getLogger("dlc_sentinel.verl")
 
 
@@ -50,6 +52,14 @@ def tap_worker(worker: Any, *, live: bool = False) -> ActorTap | None:
     tap = ActorTap(worker, hook, live=live)
     tap.install()
     return tap
+
+
+def say_goodbye(actor: Any) -> None:
+    """Run in a Ray actor when training is over: its taps have nothing more to send."""
+    for worker in (actor, *getattr(actor, "worker_dict", {}).values()):
+        tap = vars(worker).get(TAP)
+        if tap is not None:
+            tap.hook.close()
 
 
 def connect(config: Any, *, rank: int) -> hooks.Hook | hooks.NoHook:
@@ -96,9 +106,11 @@ class ActorTap:
         self._update = -1
         self._micro = 0
         self._bypass = False
-        self._moved: tuple[Any, Any] | None = None
-        """Sums over the update: squares of current minus old, and tokens; on the device."""
+        self._moved: list[Any] | None = None
+        """Sums over the update's tokens, on the device; see `_move`."""
         self._names = verl_rows.RowNames(self._rank)
+        self._skipping = None if live else Skipping(worker, hook, step_key=STEP)
+        self._rescoring = None if live else verl_rescore.build(worker)
 
     def install(self) -> None:
         """Replaces the two methods on the objects themselves, so that `remove` leaves no trace."""
@@ -121,11 +133,19 @@ class ActorTap:
 
         engine.train_batch = tapped_train_batch
         self._worker.update_weights = tapped_update_weights
+        setattr(self._worker, TAP, self)
+        for part in (self._skipping, self._rescoring):
+            if part is not None:
+                part.install()
 
     def remove(self) -> None:
         """Puts the original methods back and says goodbye to the sentinel."""
         vars(self._worker.actor.engine).pop("train_batch", None)
         vars(self._worker).pop("update_weights", None)
+        vars(self._worker).pop(TAP, None)
+        for part in (self._skipping, self._rescoring):
+            if part is not None:
+                part.remove()
         self.hook.close()
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -155,6 +175,10 @@ class ActorTap:
         if global_steps is None or int(global_steps) == self.version:
             return
         self.version = int(global_steps)
+        if self._skipping is not None:
+            self._skipping.delivered(self.version)
+        if self._rescoring is not None:
+            self._rescoring.keep(self.version)
         if self._rank == 0:
             self.hook.synced(self.version, self._step if self._step >= 0 else self.version)
 
@@ -163,10 +187,7 @@ class ActorTap:
             return
         self._ended = self._step
         if self._rank == 0 and self._moved is not None and self._update > 0:
-            squares, tokens = (float(each) for each in self._moved)
-            # old is of before update 0: the last update has seen all but its own movement.
-            rms = (squares / max(tokens, 1.0)) ** 0.5 * (self._update + 1) / self._update
-            self.hook.scalars(self._step, {"displacement_nats": rms})
+            self.hook.scalars(self._step, {"displacement_nats": self._displacement(*map(float, self._moved))})
         command = self.hook.poll(self._step)
         if command is not None and self._live and self._rank == 0:
             self.hook.ack(command, "refused", reason=LIVE_REFUSAL)
@@ -196,65 +217,74 @@ class ActorTap:
         streams = ("rollout_log_probs",) if self._bypass else ("rollout_log_probs", "old_log_probs")
         rows = data.select("response_mask", *(name for name in streams if name in data)).to_padded_tensor()
         mask = rows["response_mask"].bool()
-        facts = _facts(data, len(mask))
+        facts = verl_batch.row_facts(data, len(mask))
         on_host = mask.cpu().numpy() if verl_rows.needs_mask(facts) else None
         cur = no_padding_2_padding(model_output["log_probs"].detach(), data)
+        per_row = {
+            "cur": cur,
+            "engine": rows.get("rollout_log_probs", None),
+            "old": rows.get("old_log_probs", None),
+            "mask": mask,
+            "versions": verl_rows.token_versions(facts, mask.shape[1], on_host),
+            "segments": verl_rows.wire_segments(facts),
+            **self._identity(data, len(mask)),
+        }
+        again = self._rescored(data, len(mask))
+        if again:
+            part = verl_batch.select(per_row, list(again))
+            part["old"], versions = verl_rescore.rescored_columns(again, cur)
+            self._send(part, {"old_is": "generator", "old_version": versions})
+            rest = [row for row in range(len(mask)) if row not in again]
+            per_row, facts = verl_batch.select(per_row, rest), [facts[row] for row in rest]
+        if facts:
+            self._send(per_row, self._middle(facts))
+        self._micro += 1
+        if "old_log_probs" in rows and "rollout_log_probs" in rows:
+            self._move(cur, rows["old_log_probs"], rows["rollout_log_probs"], mask)
+
+    def _send(self, per_row: Mapping[str, Any], middle: Mapping[str, Any]) -> None:
         self.hook.train(
             self._step,
             self.version,
             update=self._update,
             micro=self._micro,
-            cur=cur,
-            engine=rows.get("rollout_log_probs", None),
-            old=rows.get("old_log_probs", None),
-            mask=mask,
-            versions=verl_rows.token_versions(facts, mask.shape[1], on_host),
-            segments=verl_rows.wire_segments(facts),
             dtypes={"engine": self._engine_dtype},
-            **self._identity(data, len(mask)),
-            **self._middle(facts),
+            **per_row,
+            **middle,
         )
-        self._micro += 1
-        if "old_log_probs" in rows:
-            self._move(cur, rows["old_log_probs"], mask)
 
-    def _move(self, cur: Any, old: Any, mask: Any) -> None:
-        squares, tokens = ((cur - old).float() * mask).square().sum(), mask.sum()
-        before = self._moved or (0.0, 0.0)
-        self._moved = (before[0] + squares, before[1] + tokens)
+    def _rescored(self, data: Any, num_rows: int) -> Mapping[int, verl_rescore.Rescored]:
+        names = verl_batch.row_names(data, num_rows) if self._rescoring is not None else None
+        return {} if self._rescoring is None or names is None else self._rescoring.found(names)
+
+    def _move(self, cur: Any, old: Any, engine: Any, mask: Any) -> None:
+        moved, off = (cur - old).float() * mask, (old - engine).float() * mask
+        sums = (mask.sum(), off.square().sum(), (off * moved).sum(), moved.square().sum())
+        self._moved = [a + b for a, b in zip(self._moved or (0.0,) * len(sums), sums, strict=True)]
+
+    def _displacement(self, num: float, off: float, cross: float, moved: float) -> float:
+        """How much further this step's updates took the policy from what the engine holds, rms in nats.
+
+        The step before began at rms(old - engine) and this one ends at rms(current - engine), so over steps it adds
+        up to the distance from weights that never arrived: whichever way the updates went, and unlike an engine of
+        other numerics. `old` is of before update 0: the last update has seen all but its own movement.
+        """
+        whole = (self._update + 1) / self._update
+        end = max(off + 2 * whole * cross + whole * whole * moved, 0.0)
+        return float((end / max(num, 1.0)) ** 0.5 - (off / max(num, 1.0)) ** 0.5)
 
     def _identity(self, data: Any, num_rows: int) -> Mapping[str, Any]:
-        uids = _column(data, "uid", num_rows)
+        uids = verl_batch.column(data, "uid", num_rows)
         if uids is None:
             return {}
-        return {"seq_id": self._names.take(uids, _column(data, "session_id", num_rows)), "group": uids}
+        return {"seq_id": self._names.take(uids, verl_batch.column(data, "session_id", num_rows)), "group": uids}
 
     def _middle(self, facts: list[verl_rows.Facts]) -> Mapping[str, Any]:
-        """What old_log_probs is: verl recomputes it at the weights of the last sync, or copies the engine's values."""
+        """What old_log_probs is: verl recomputes it at the weights of the last sync.
+
+        In bypass mode it is a copy of the engine's values, which says nothing and is not sent.
+        """
         if self._bypass:
-            return {"old_is": "engine"}
+            return {}
         fresh = all(row.is_uniform and row.newest == self.version for row in facts)
         return {"old_is": "generator" if fresh else "proximal", "old_version": self.version}
-
-
-def _facts(data: Any, num_rows: int) -> list[verl_rows.Facts]:
-    extra = _column(data, "extra_fields", num_rows)
-    if extra is not None:
-        return [verl_rows.facts_of(row) for row in extra]
-    columns = {name: _column(data, name, num_rows) for name in _ROW_KEYS}
-    return [
-        verl_rows.facts_of({name: column[row] for name, column in columns.items() if column is not None})
-        for row in range(num_rows)
-    ]
-
-
-def _column(data: Any, name: str, num_rows: int) -> list[Any] | None:
-    """One plain value per row, or None where the batch has no such column."""
-    from verl.utils import tensordict_utils as tu
-
-    value = tu.get(data, name)
-    if value is None:
-        return None
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return list(value) if isinstance(value, (list, tuple)) else [value] * num_rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,7 +87,10 @@ def _cluster(address: str) -> Iterator[Callable[[str], dict[str, Any]]]:
             found = [actor for actor in named if part in actor["name"]]
             return {actor["name"]: ray.get_actor(actor["name"], namespace=actor["namespace"]) for actor in found}
 
-        yield actors
+        with warnings.catch_warnings():
+            # Reading an actor's handle imports verl here, which warns of every engine that is not installed.
+            warnings.simplefilter("ignore")
+            yield actors
     finally:
         ray.shutdown()
 

@@ -6,14 +6,17 @@ the driver holds the trainer, hence only it can change the queue or save a check
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dlc_sentinel.integrations import verl_actor, verl_wraps
 from dlc_sentinel.integrations.verl_actions import Actions
 from dlc_sentinel.integrations.verl_numbers import Numbers, metrics_url
+from dlc_sentinel.integrations.verl_skip import OPTION, SKIP
 from dlc_sentinel.integrations.verl_wraps import Wraps, quietly
 
 from dlc_sentinel import hook as hooks
@@ -36,6 +39,7 @@ SCALARS: Mapping[str, str] = {
 """Our name -> verl's."""
 STEP_KEYS = ("training/global_step", "actor/grad_norm")
 """A log call with one of these reports a training step; others (validation, timings) do not."""
+GOODBYE_S = 5.0
 _log = logging.getLogger("dlc_sentinel.verl")
 
 
@@ -47,6 +51,8 @@ def install(wraps: Wraps) -> None:
     wraps.add(verl_wraps.STEP_V1, driver.wrap_before)
     wraps.add(verl_wraps.FIT_UPDATE_ACTOR, driver.wrap_after)
     wraps.add(verl_wraps.LOG, driver.wrap_log)
+    for symbol in (verl_wraps.FIT_V0, verl_wraps.FIT_V1, verl_wraps.FIT_ONE_STEP):
+        wraps.add(symbol, driver.wrap_fit)
 
 
 class Driver:
@@ -102,25 +108,53 @@ class Driver:
 
         return log
 
+    def wrap_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A training that came to its end says goodbye; one that failed falls silent, and is missed."""
+
+        def fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(trainer, *args, **kwargs)
+            if inspect.isawaitable(result):
+                return self._end_later(trainer, result)
+            self._goodbye(trainer)
+            return result
+
+        return fit
+
+    async def _end_later(self, trainer: Any, fit: Awaitable[Any]) -> Any:
+        result = await fit
+        self._goodbye(trainer)
+        return result
+
     # -- what they do ------------------------------------------------------------------------------------------------
 
     @quietly
     def _mark(self, trainer: Any, batch: Any) -> None:
         self._meet(trainer)
         correction = trainer.config.algorithm.get("rollout_correction") or {}
-        facts = {verl_actor.STEP: step_of(trainer), verl_actor.BYPASS: bool(correction.get("bypass_mode", False))}
+        facts: dict[str, object] = {
+            verl_actor.STEP: step_of(trainer),
+            verl_actor.BYPASS: bool(correction.get("bypass_mode", False)),
+        }
+        if self._actions is not None and self._actions.skips:
+            # Rows were being generated while the sentinel judged the step before: its command is here by now.
+            self._look(step_of(trainer) - 1)
+            facts[SKIP] = self._actions.take_skip()
         # TransferQueue batches carry their own facts in extra_info, the older DataProto in meta_info.
         (batch.extra_info if hasattr(batch, "extra_info") else batch.meta_info).update(facts)
 
     @quietly
     def _between(self, trainer: Any) -> None:
         self._meet(trainer)
+        assert self._actions is not None
+        self._look(step_of(trainer) - 1)
+        self._actions.between_updates()
+
+    def _look(self, last: int) -> None:
+        """Takes the command that is there, if any; `last` is the step that is over."""
         assert self._hook is not None and self._actions is not None
-        last = step_of(trainer) - 1
         command = self._hook.poll(last) if last >= 0 else None
         if command is not None:
             self._actions.take(command, last)
-        self._actions.between_updates()
 
     @quietly
     def _at_log(self, data: Any, step: Any) -> dict[str, Any] | None:
@@ -130,19 +164,29 @@ class Driver:
         step = int(step)
         self._hook.scalars(step, {ours: data[theirs] for ours, theirs in SCALARS.items() if theirs in data})
         self._actions.step_over(step)
-        command = self._hook.poll(step)
-        if command is not None:
-            self._actions.take(command, step)
+        self._look(step)
         self._actions.between_steps(step)
         self._numbers.refresh(step)
         return {**data, **self._numbers.values()}
+
+    @quietly
+    def _goodbye(self, trainer: Any) -> None:
+        """For the actor ranks, too: Ray kills them at the end of a job, without their own way out."""
+        if trainer is not self._trainer:
+            return
+        ray: Any = importlib.import_module("ray")
+        ranks = trainer.actor_rollout_wg.workers
+        asked = [rank.__ray_call__.remote(verl_actor.say_goodbye) for rank in ranks]
+        ray.wait(asked, num_returns=len(asked), timeout=GOODBYE_S)
+        self.close()
 
     def _meet(self, trainer: Any) -> None:
         if trainer is self._trainer:
             return
         self._trainer = trainer
         self._hook = verl_actor.connect(trainer.config.actor_rollout_ref, rank=RANK)
-        self._actions = Actions(trainer, self._hook)
+        may_skip = os.environ.get(OPTION, "").strip() not in ("", "0")
+        self._actions = Actions(trainer, self._hook, may_skip=may_skip)
         run = os.environ.get("DLC_SENTINEL_RUN") or "default"
         self._numbers = Numbers(run, metrics_url())
         _log.warning(

@@ -57,12 +57,15 @@ class Numbers:
             self._wanted.wait(REFRESH_S)
             self._wanted.clear()
             for _ in range(TRIES):
-                self._values = self._fetch()
-                if self._values.get("dlc/last_step", self._step) >= self._step:
+                values = self._fetch()
+                self._values = values or {}
+                # A run whose first step is still open has no last step yet.
+                if values is None or values.get("dlc/last_step", -1.0) >= self._step:
                     break
                 time.sleep(AGAIN_S)
 
-    def _fetch(self) -> Mapping[str, float]:
+    def _fetch(self) -> Mapping[str, float] | None:
+        """What the sentinel has of this run, None where it cannot be read."""
         assert self._url is not None
         try:
             snapshot = snapshot_json.fetch(self._url, timeout_s=TIMEOUT_S, history=1)
@@ -73,5 +76,5 @@ class Numbers:
                     "dlc-sentinel: no dlc/ metrics in this job's log: %s; set DLC_SENTINEL_METRICS=http://host:port",
                     error,
                 )
-            return {}
+            return None
         return next((catalog.log_values(run) for run in snapshot.runs if run.run == self._run), {})

@@ -47,6 +47,10 @@ UPDATE_WEIGHTS = Symbol(
     "verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights", ("self", "global_steps", "mode")
 )
 TRAIN_BATCH = Symbol("verl.workers.engine.base", "BaseEngine.train_batch", ("self", "data", "loss_function"))
+TRAIN_ONE = Symbol("verl.workers.engine_workers", "TrainingWorker.train_batch", ("self", "data"))
+INFER = Symbol("verl.workers.engine_workers", "TrainingWorker.infer_batch", ("self", "data"))
+SNAPSHOT = Symbol("verl.experimental.separation.engine_workers", "DetachActorWorker.copy_handler", ("self",))
+RESTORE = Symbol("verl.experimental.separation.engine_workers", "DetachActorWorker.restore_handler", ("self",))
 UNPAD = Symbol("verl.workers.utils.padding", "no_padding_2_padding", ("tensor", "data"))
 LOG = Symbol("verl.utils.tracking", "Tracking.log", ("self", "data", "step", "backend"))
 UPDATE_ACTOR_V0 = Symbol("verl.trainer.ppo.ray_trainer", "RayPPOTrainer._update_actor", ("self", "batch"))
@@ -62,6 +66,9 @@ STEP_V1 = Symbol(
 FIT_UPDATE_ACTOR = Symbol(
     "verl.experimental.separation.ray_trainer", "SeparateRayPPOTrainer._fit_update_actor", ("self", "batch")
 )
+FIT_V0 = Symbol("verl.trainer.ppo.ray_trainer", "RayPPOTrainer.fit", ("self",))
+FIT_V1 = Symbol("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", ("self",), since="0.9.0")
+FIT_ONE_STEP = Symbol("verl.experimental.one_step_off_policy.ray_trainer", "OneStepOffRayTrainer.fit", ("self",))
 RUN_AGENT = Symbol(
     "verl.experimental.agent_loop.agent_loop",
     "AgentLoopWorker._run_agent_loop",
@@ -78,8 +85,9 @@ REQUEST_ID = Symbol(
     "verl.workers.rollout.llm_server", "LLMServerClient._vllm_request_id", ("self", "request_id"), since="0.9.0"
 )
 CONTRACT: tuple[Symbol, ...] = (
-    INIT_MODEL, UPDATE_WEIGHTS, TRAIN_BATCH, UNPAD, LOG, UPDATE_ACTOR_V0, UPDATE_ACTOR_V1, STEP_V1, FIT_UPDATE_ACTOR,
-    RUN_AGENT, GENERATE, GENERATE_RESUMED, REQUEST_ID,
+    INIT_MODEL, UPDATE_WEIGHTS, TRAIN_BATCH, TRAIN_ONE, INFER, SNAPSHOT, RESTORE, UNPAD, LOG, UPDATE_ACTOR_V0,
+    UPDATE_ACTOR_V1, STEP_V1, FIT_UPDATE_ACTOR, FIT_V0, FIT_V1, FIT_ONE_STEP, RUN_AGENT, GENERATE, GENERATE_RESUMED,
+    REQUEST_ID,
 )  # fmt: skip
 """Every function of verl whose name or arguments this package relies on."""
 

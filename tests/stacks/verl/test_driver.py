@@ -1,9 +1,12 @@
 """The driver's side with stand-ins for verl's trainers and its logger: what is added, and what is left alone."""
 
+import asyncio
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from dlc_sentinel.integrations import verl_actor
 from dlc_sentinel.integrations.verl_driver import Driver
 from stacks.verl.support.watch import RUN, Watch
 
@@ -132,3 +135,65 @@ def test_a_trainer_without_a_queue_refuses_a_resync_and_says_why(watched):
     answers = watch.until(answered, 20)
     rank.close()
     assert "c-RESYNC-1: refused" in answers[0] and "delivers its weights at every step" in answers[0]
+
+
+class Rank:
+    """An actor rank's Ray handle: runs what it is handed at once."""
+
+    def __init__(self, actor):
+        self._actor = actor
+
+    @property
+    def __ray_call__(self):
+        return SimpleNamespace(remote=lambda function: function(self._actor))
+
+
+@pytest.fixture
+def fit(watched, monkeypatch):
+    """(fit, watch): a trainer's `fit` that runs what it is given as the training; its one rank has a tap, too."""
+    driver, watch = watched
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(wait=lambda asked, **rest: (asked, [])))
+    rank = dlc_sentinel.connect(role="trainer", rank=1)
+    worker = SimpleNamespace(**{verl_actor.TAP: SimpleNamespace(hook=rank)})
+    actor = SimpleNamespace(worker_dict={"actor": worker})
+    one = trainer(actor_rollout_wg=SimpleNamespace(workers=[Rank(actor)]))
+    driver.wrap_update_actor(lambda *args: None)(one, SimpleNamespace(extra_info={}))
+    watch.until(lambda: len(watch.texts("producer")) == 2, 20)
+    yield lambda train: driver.wrap_fit(lambda trainer: train())(one), watch
+    rank.close()
+
+
+def left(watch):
+    return sorted(text for text in watch.texts("producer") if text.endswith("left"))
+
+
+def test_training_that_comes_to_its_end_says_goodbye_for_all_ranks(fit):
+    run, watch = fit
+
+    assert run(lambda: "trained") == "trained"
+    assert watch.until(lambda: len(left(watch)) == 2 and left(watch), 20) == [
+        "trainer rank 0 left",
+        "trainer rank 1 left",
+    ]
+
+
+def test_training_in_an_event_loop_says_goodbye_when_it_is_over(fit):
+    run, watch = fit
+
+    async def train():
+        assert not left(watch)
+        return "trained"
+
+    assert asyncio.run(run(train)) == "trained"
+    watch.until(lambda: len(left(watch)) == 2, 20)
+
+
+def test_training_that_fails_does_not_say_goodbye(fit):
+    run, watch = fit
+
+    def train():
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(train)
+    assert not left(watch)

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).parents[4]
 SUPPORT = Path(__file__).parent
+QUICK_START = SUPPORT / "quick_start"
 PYTHON = REPO / ".venv-verl" / "bin" / "python"
 MARK = "DLC_TEST_JOB"
 """Environment variable by which all processes of a job are known."""
@@ -50,6 +52,11 @@ COMMON = [
     "+ray_kwargs.ray_init.num_gpus=4",
     "+ray_kwargs.ray_init.include_dashboard=False",
 ]
+BY_MODULE = {
+    "VERL_USE_EXTERNAL_MODULES": "verl_cpu,dlc_sentinel.integrations.verl_hook",
+    "VERL_USE_EXTERNAL_PLUGINS": "none",
+}
+"""How the plug-in gets into a verl that knows no plug-ins."""
 FLOAT32 = [
     "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
     "+actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype=fp32",
@@ -88,9 +95,18 @@ class Size:
         ]
 
 
-SYNC = Size(steps=2, prompts=4, samples=2, mini_batch=4, response=24, lr=1e-2)
-"""The job that the tests of verl's default trainer share."""
 TWICE = "actor_rollout_ref.actor.ppo_epochs=2"
+SYNC = Size(steps=40, prompts=8, samples=4, mini_batch=8, response=32, lr=5e-4)
+SYNC_MODE = (*FLOAT32, TWICE)
+SYNC_ENV = {"VERL_CPU_ROUND_WEIGHTS": "1"}
+"""The job that the tests of verl's default trainer share, or start anew where it must be another.
+
+Its one mini-batch holds all rows of a step, and its engine computes in float32 with weights rounded to 8 bits: so two
+jobs of one seed agree to 1e-5 whatever the order in which rows arrive, though engine and trainer differ.
+"""
+DELIVERED = 3
+"""Version of the newest weights that reach the engine in the shared job."""
+UNDELIVERED = {"VERL_CPU_STALE_AFTER": str(DELIVERED)}
 JOB_S = 1200
 """Longest life of a job, seconds; a quiet machine needs a tenth of it."""
 
@@ -169,8 +185,12 @@ def start(
     env: Mapping[str, str] | None = None,
     main: str = "verl.trainer.main_ppo",
     resume: str = "disable",
+    warm: str = "",
 ) -> Job:
-    """A job in `folder` with the model of `make_model`; `env` is added to a clean environment."""
+    """A job in `folder` with the model of `make_model`; `env` is added to a clean environment.
+
+    `warm`: the socket of a `warm_up`, where its processes are to be forked.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     temp = Path(tempfile.mkdtemp(prefix="dlcv", dir="/tmp"))
     paths: Sequence[str] = (
@@ -185,12 +205,24 @@ def start(
     queue = ["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"] if is_main else []
     command = [str(PYTHON), "-m", main, *COMMON, *queue, *paths, *size.overrides(), *overrides]
     name = temp.name
+    whole = environment(folder, temp, name) | ({"VERL_CPU_WARM": warm} if warm else {}) | dict(env or {})
     with open(folder / "job.log", "wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment(folder, temp, name) | dict(env or {}), stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
+        process = subprocess.Popen(command, cwd=folder, env=whole, stdout=log, stderr=log, start_new_session=True)
     return Job(folder, process, name, temp)
+
+
+@contextmanager
+def warm_up() -> Iterator[str]:
+    """The socket of a process that has imported the large libraries, and forks the processes of jobs."""
+    folder = Path(tempfile.mkdtemp(prefix="dlcw", dir="/tmp"))
+    path = str(folder / "warm")
+    command = [str(PYTHON), str(QUICK_START / "warm.py"), path]
+    with subprocess.Popen(command, env=environment(folder, folder, "warm"), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n", "the process that forks the jobs did not start"
+        yield path
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def environment(folder: Path, temp: Path, name: str) -> dict[str, str]:
@@ -199,7 +231,7 @@ def environment(folder: Path, temp: Path, name: str) -> dict[str, str]:
     return kept | {
         MARK: name,
         "HOME": str(temp),
-        "PYTHONPATH": str(SUPPORT),
+        "PYTHONPATH": os.pathsep.join((str(SUPPORT), str(QUICK_START))),
         "OMP_NUM_THREADS": "1",
         "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
         "VERL_PLATFORM": "cpu",

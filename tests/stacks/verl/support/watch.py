@@ -29,7 +29,9 @@ class Watch:
         self.trains: list[Train] = []
         self.snapshot: Snapshot | None = None
         self.heard_s: dict[str, float] = {}
-        """Command id -> when its answer came, by the monotonic clock."""
+        """Command id -> when its answer came, by the monotonic clock ..."""
+        self.trains_heard: dict[str, int] = {}
+        """... and how many train records had come by then."""
         self._rule = rule
         self._news = threading.Condition()
         receiver = Receiver("tcp://127.0.0.1:0")
@@ -49,7 +51,9 @@ class Watch:
         with self._news:
             self.events.append(event)
             if event.kind == "ack":
-                self.heard_s[str(event.data.get("command_id", event.data.get("id", "")))] = time.monotonic()
+                command_id = str(event.data.get("command_id", event.data.get("id", "")))
+                self.heard_s[command_id] = time.monotonic()
+                self.trains_heard[command_id] = len(self.trains)
             self._news.notify_all()
         if event.kind == "step" and self._rule is not None:
             command = self._rule(event.data)

@@ -4,6 +4,7 @@ Imported by verl itself through VERL_USE_EXTERNAL_MODULES=verl_cpu in every proc
 environment, because verl carries it to all its processes; see `job.py`.
 """
 
+import functools
 import os
 
 import torch.distributed
@@ -31,6 +32,18 @@ def _keep_snapshots(fsdp_utils):
     fsdp_utils.fsdp2_sharded_save_to_cpu = save_copy
 
 
+def _poll_often(replay_buffer):
+    """verl's trainer looks for finished rows every two seconds, longer than a whole step takes here."""
+    init = replay_buffer.ReplayBuffer.__init__
+
+    @functools.wraps(init)
+    def poll_often(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.poll_interval = 0.1
+
+    replay_buffer.ReplayBuffer.__init__ = poll_often
+
+
 def _gloo(init_process_group):
     def init(*args, **kwargs):
         if "cpu:gloo,cpu" in (kwargs.get("backend") or ""):
@@ -46,3 +59,4 @@ torch.distributed.init_process_group = _gloo(torch.distributed.init_process_grou
 rollout_base._ROLLOUT_REGISTRY["cpuhf", "async"] = "verl_cpu.replica.ServerAdapter"
 RolloutReplicaRegistry.register("cpuhf", _replica)
 Wraps().when_loaded("verl.utils.fsdp_utils", _keep_snapshots)
+Wraps().when_loaded("verl.trainer.ppo.v1.replay_buffer", _poll_often)

@@ -23,7 +23,7 @@ class Request:
         self.logprobs = []
         self.limit = limit
         self.temperature = temperature
-        self.generator = generator
+        self.draws = iter(torch.rand(limit, generator=generator).tolist())
         self.done = asyncio.get_running_loop().create_future()
 
     @property
@@ -45,6 +45,7 @@ class Wave:
         self.ids = torch.tensor([[0] * pad + r.prompt_ids for pad, r in zip(pads, requests, strict=True)])
         self.mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
         self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)
+        self.temperatures = torch.tensor([request.temperature for request in requests])[:, None]
         self.cache = None
 
     @property
@@ -58,34 +59,42 @@ class Wave:
             self.ids, attention_mask=self.mask, position_ids=self.positions, past_key_values=self.cache, use_cache=True
         )
         self.cache = out.past_key_values
-        tokens = [self._draw(r, row, eos) for r, row in zip(self.requests, out.logits[:, -1].float(), strict=True)]
-        self.ids = torch.tensor(tokens)[:, None]
+        logprobs = torch.log_softmax(out.logits[:, -1].float() / self.temperatures, -1)
+        tokens = self._draw(logprobs)
+        self._take(tokens, logprobs.gather(1, tokens[:, None])[:, 0], eos)
+        self.ids = tokens[:, None]
         self.mask = torch.cat([self.mask, torch.ones_like(self.ids)], 1)
         self.positions = self.positions[:, -1:] + 1
 
-    @staticmethod
-    def _draw(request, logits, eos):
-        if not request.is_open:
-            return 0
-        logprobs = torch.log_softmax(logits / request.temperature, -1)
-        token = int(torch.multinomial(logprobs.exp(), 1, generator=request.generator))
-        request.token_ids.append(token)
-        request.logprobs.append(float(logprobs[token]))
-        if token == eos or len(request.logprobs) >= request.limit:
-            request.finish("completed")
-        return token
+    def _draw(self, logprobs):
+        """One token per request, by its own next random number; 0 for those that are done."""
+        below = logprobs.exp().cumsum(-1)
+        draws = torch.tensor([next(request.draws) if request.is_open else 0.0 for request in self.requests])
+        tokens = torch.searchsorted(below, draws[:, None] * below[:, -1:], right=True)[:, 0]
+        return tokens.clamp(max=logprobs.shape[1] - 1)
+
+    def _take(self, tokens, logprobs, eos):
+        for request, token, logprob in zip(self.requests, tokens.tolist(), logprobs.tolist(), strict=True):
+            if not request.is_open:
+                continue
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            if token == eos or len(request.logprobs) >= request.limit:
+                request.finish("completed")
 
 
 class Engine:
     """What verl calls a rollout server. Settings: see `job.Settings`."""
 
-    def __init__(self, model_path):
+    def __init__(self, model_path, response_length):
         torch.set_num_threads(1)
         dtype = getattr(torch, os.environ.get("VERL_CPU_ENGINE_DTYPE", "float32"))
         self.model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, attn_implementation="eager").eval()
+        self.rounds = os.environ.get("VERL_CPU_ROUND_WEIGHTS") == "1"
         self.eos = None if os.environ.get("VERL_CPU_IGNORE_EOS") == "1" else self.model.config.eos_token_id
         self.token_s = float(os.environ.get("VERL_CPU_TOKEN_S", "0"))
         self.stale_after = int(os.environ.get("VERL_CPU_STALE_AFTER", "-1"))
+        self.response_length = response_length
         self.global_steps = None
         self.loaded = -1
         self.waiting = []
@@ -105,14 +114,18 @@ class Engine:
         """Loads weights, unless this engine is one that keeps its old ones while its label goes on."""
         if 0 <= self.stale_after < (global_steps or 0):
             return 0
-        cast = {name: tensor.to(self.model.dtype) for name, tensor in state.items()}
+        cast = {name: self._rounded(tensor).to(self.model.dtype) for name, tensor in state.items()}
         self.model.load_state_dict(cast, strict=False)
         self.loaded = global_steps
         return len(state)
 
+    def _rounded(self, tensor):
+        """An engine with 8-bit weights whose arithmetic does not depend on who shares a batch."""
+        return tensor.to(torch.float8_e4m3fn) if self.rounds else tensor
+
     async def generate(self, request_id, prompt_ids, sampling_params, **rest):
         await self.gate.wait()
-        limit = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens") or 16
+        limit = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens") or self.response_length
         request = Request(prompt_ids, limit, sampling_params.get("temperature") or 1.0, self._generator(prompt_ids))
         version = self.global_steps
         self.waiting.append(request)

@@ -1,7 +1,8 @@
 """Measures what watching costs an actor rank: on in even steps, off in odd ones, one JSON line per optimizer update.
 
-Switched on by VERL_CPU_METER=FILE. cpu_s is the process's CPU over the update, all threads; record_s the training
-thread's part spent in our code, sender_s the sender thread's.
+Switched on by VERL_CPU_METER=FILE; steps up to VERL_CPU_METER_AFTER are all watched. wall_s and cpu_s (the process's,
+all threads) are over the update; record_s is the training thread's part of it spent in our code; cpu_from_s and
+sender_from_s are the CPU of process and sender thread since their start, when the update began.
 """
 
 import json
@@ -12,13 +13,13 @@ import time
 from dlc_sentinel.integrations.verl_actor import ActorTap
 
 
-def install(path):
+def install(path, after):
     """From now on every tap of this process is measured."""
     tap_install, record = ActorTap.install, ActorTap._record
     spent = {"record_s": 0.0}
 
     def metered_record(self, *args, **kwargs):
-        if self._step % 2:
+        if self._step % 2 and self._step > after:
             return
         began = time.thread_time()
         record(self, *args, **kwargs)
@@ -35,11 +36,11 @@ def install(path):
             result = inner(*args, **kwargs)
             line = {
                 "step": self._step,
-                "on": self._step % 2 == 0,
                 "wall_s": time.perf_counter() - wall,
                 "cpu_s": time.process_time() - cpu,
                 "record_s": spent["record_s"],
-                "sender_s": sender_time() - sender,
+                "cpu_from_s": cpu,
+                "sender_from_s": sender,
             }
             with open(path, "a") as out:
                 out.write(json.dumps(line) + "\n")
@@ -57,4 +58,4 @@ def sender_time():
 
 
 if os.environ.get("VERL_CPU_METER") and os.environ.get("DLC_SENTINEL"):
-    install(os.environ["VERL_CPU_METER"])
+    install(os.environ["VERL_CPU_METER"], int(os.environ.get("VERL_CPU_METER_AFTER", "0")))

@@ -18,7 +18,7 @@ def engine_name(replica_rank):
 class CpuReplica(RolloutReplica):
     async def launch_servers(self):
         options = {"name": engine_name(self.replica_rank), "num_cpus": 0, "max_concurrency": 1000}
-        server = ray.remote(Engine).options(**options).remote(self.model_config.path)
+        server = ray.remote(Engine).options(**options).remote(self.model_config.path, self.config.response_length)
         await server.ready.remote()
         self.servers = [server]
         self._server_handle = server
