@@ -28,6 +28,7 @@ check: .venv/.ready
 	ln -sfn $(CURDIR)/integrations build/types/dlc_sentinel/integrations
 	MYPYPATH=build/types $(PY) -m mypy --explicit-package-bases -p dlc_sentinel
 	$(PY) -m mypy benchmarks
+	$(PY) -m dashboards.builders --check
 	$(PY) -m pytest -q tests/test_layers.py tests/test_public_api.py
 
 bench: .venv/.ready
@@ -58,12 +59,15 @@ bench: .venv/.ready
 	$(PIP_VERL) --no-deps -e .
 	touch $@
 
-# Prometheus and promtool come from the system; on Debian as root they are installed, elsewhere the tests that need them skip.
+# Prometheus, Alertmanager, promtool and amtool come from the system; on Debian as root they are installed, elsewhere the
+# tests that need them skip.
+TOOLS = promtool prometheus-alertmanager shellcheck
 .PHONY: tools
 tools:
-	@command -v promtool >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq prometheus >/dev/null; } \
-	  || echo "promtool is not installed: the tests that need a real Prometheus will skip"
+	@command -v $(TOOLS) >/dev/null && [ "$$(command -v $(TOOLS) | wc -l)" = 3 ] || { [ "$$(id -u)" = 0 ] \
+	  && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	  prometheus prometheus-alertmanager shellcheck >/dev/null; } \
+	  || echo "promtool, prometheus-alertmanager or shellcheck is missing: the tests that need them will skip"
 
 clean:
 	rm -rf out bench-out .pytest_cache .mypy_cache .ruff_cache

@@ -197,6 +197,18 @@ def calibrated_claims(found: Mapping[str, Json]) -> list[Claim]:
     ]
 
 
+def detection_claims(found: Mapping[str, Json]) -> list[Claim]:
+    accuracy, alarms = number(found, "labelled", "accuracy"), number(found, "healthy", "per_1000_steps")
+    steps, own = number(found, "healthy", "steps"), found["demo"]
+    assert isinstance(own, Mapping)
+    lead = own["rules"]["dlc-sentinel"]["median_lead_steps"] if own["rules"] else None
+    return [
+        Claim("verdict right, labelled runs", f"{accuracy:.1%}", "95 %", accuracy / 0.95),
+        Claim(f"false alarms in {steps:.0f} healthy steps", f"{alarms:.2f} per 1000", "1", 1.0 / max(alarms, 0.01)),
+        Claim("median lead before the true reward halves", f"{lead or 0:.0f} steps", "20 steps", (lead or 0) / 20),
+    ]
+
+
 BENCHES: dict[str, Callable[[Mapping[str, Json]], list[Claim]]] = {
     "maths": maths_claims,
     "hook": hook_claims,
@@ -207,6 +219,7 @@ BENCHES: dict[str, Callable[[Mapping[str, Json]], list[Claim]]] = {
     "vllm_plugin": vllm_plugin_claims,
     "verl": verl_claims,
     "calibrated": calibrated_claims,
+    "detection": detection_claims,
 }
 """Each is the module `bench_<name>`, whose `run()` gives numbers, or {"skipped": why}."""
 

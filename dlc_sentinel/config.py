@@ -115,7 +115,38 @@ class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics_host: str = "127.0.0.1"
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 9877
     """0 = any free port."""
+    page: bool = True
+    """A page for a browser on this machine: curves, verdict, actions, worst tokens."""
+    page_port: Annotated[int, Meta(ge=0, le=65535)] = 9878
+    """Any free port where it is taken; loopback only."""
     max_frame_bytes: Count = 2**20
+
+
+class Notify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is told, through apprise: chat, pager, e-mail, webhook, desktop. `dlc-sentinel test-fire` tries them."""
+
+    urls: str = ""
+    """Targets, separated by spaces: slack://..., pagerduty://..., mailto://..., json://host/path, dbus://. One with
+    critical= in front hears only what is critical, and what was escalated. They hold secrets: never shown."""
+    file: str = ""
+    """More targets, one a line, # for comments; keep it 0600."""
+    cooldown_s: Annotated[float, Meta(ge=0.0)] = 600.0
+    """The same news is not told again within this time; what was held back is counted in the next one."""
+    escalate_s: Annotated[float, Meta(ge=0.0)] = 1800.0
+    """A finding still open after this long is told once more, to the critical targets too; 0 = never."""
+    max_per_hour: Count = 30
+    """More than this is held back, whatever it is, but for what is critical."""
+
+
+class Grafana(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The Grafana that `grafana push` writes to and that `serve` marks commands and syncs in."""
+
+    url: str = ""
+    """https://grafana.example:3000, with its path where it has one. Empty = none."""
+    token_file: str = ""
+    """File with a service account token (role Editor), or with user:password; keep it 0600."""
+    annotate: bool = True
+    """`serve` writes an annotation for every RESYNC, ABORT and weight sync."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +157,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     join: Join = Join()
     tape: Tape = Tape()
     serve: Serve = Serve()
+    notify: Notify = Notify()
+    grafana: Grafana = Grafana()
+
+
+SECRET_KEYS = frozenset({"notify.urls"})
+"""Keys whose values are shown to nobody, not even in an error."""
+HIDDEN = "(hidden)"
+
+
+def shown(key: str, value: object) -> str:
+    """The value as text for `check` and reports; a secret that is set is only said to be."""
+    if key in SECRET_KEYS and value:
+        return HIDDEN
+    return '""' if value == "" else str(value)
 
 
 def known_keys() -> dict[str, type[msgspec.Struct]]:
@@ -210,7 +255,8 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
             try:
                 leaves[leaf.name] = msgspec.convert(values[key], leaf.type, strict=not isinstance(values[key], str))
             except msgspec.ValidationError as error:
-                raise ConfigError(f"{origins[key]}: {key} = {values[key]!r}: {error}") from error
+                got = HIDDEN if key in SECRET_KEYS else repr(values[key])
+                raise ConfigError(f"{origins[key]}: {key} = {got}: {error}") from error
         sections[section.name] = section.type(**leaves)
     return Config(**sections)
 

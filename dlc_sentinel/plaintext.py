@@ -9,6 +9,7 @@ import hashlib
 import re
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_LINKS = re.compile(r"(:(?=//)|@|#(?=\w)|www(?=\.))")
 _LABEL_CHARS = 120
 
 
@@ -19,6 +20,11 @@ def plain(text: object, limit: int = 200) -> str:
     shown = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in head)
     line = " ".join(shown.split())
     return line if len(line) <= limit else line[: max(limit - 1, 0)] + "…"
+
+
+def unlinked(text: str) -> str:
+    """The text without anything that a chat or an issue tracker makes a link, a mention or a tag of."""
+    return _LINKS.sub("\\1\u200b", text.replace("<", "‹").replace(">", "›"))
 
 
 def label(text: object) -> str:

@@ -263,7 +263,7 @@ class RunSnapshot:
     action_horizon: int = 32
     """h*: the rung of the ESS ladder that sends a RESYNC."""
     worst: tuple[Mapping[str, Json], ...] = ()
-    """The worst sequences of the newest steps, token by token; see evidence.Strip. This and the next three are empty
+    """The worst sequences of the newest steps, token by token; see strips.Strip. This and the next three are empty
     where no evidence is kept (runtime.Runtime)."""
     scalars: tuple[Mapping[str, Json], ...] = ()
     """{"step": .., name: value} as the stack reported them, oldest first."""

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
@@ -22,8 +22,9 @@ from typing import Protocol
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.errors import FrameError
+from dlc_sentinel.evidence import Evidence, RunEvidence
 from dlc_sentinel.maths.arrays import prime_allocator
-from dlc_sentinel.records import Command, Event, Json, Level, Snapshot
+from dlc_sentinel.records import Command, Event, Json, Level, RunSnapshot, Snapshot
 from dlc_sentinel.sinks.base import Sink
 from dlc_sentinel.tape import schema
 from dlc_sentinel.tape.recorder import Recorder
@@ -115,7 +116,7 @@ class Runtime:
     """Drives one monitor. One thread calls `run` (or `step` and `close`); any other may call `stop`, `reset_breaker`.
 
     Sinks hear every event in order and, unless `snapshots` is False, get a snapshot at each closed step and at most
-    twice a second besides.
+    twice a second besides. `evidence` hears every record; what it keeps is put into the snapshots.
     """
 
     def __init__(
@@ -127,8 +128,10 @@ class Runtime:
         sinks: Sequence[Sink],
         *,
         snapshots: bool = True,
+        evidence: Evidence | None = None,
     ) -> None:
         self.monitor = monitor
+        self._evidence = evidence
         self._config = config
         self._source = source
         self._recorder = recorder
@@ -213,6 +216,8 @@ class Runtime:
         runs = tuple(
             replace(run, verdict_latency_s=self._latency_s.get(run.run, run.verdict_latency_s)) for run in snapshot.runs
         )
+        if self._evidence is not None:
+            runs = tuple(_with_evidence(run, self._evidence.of(run.run)) for run in runs)
         return replace(snapshot, runs=runs)
 
     # -- one frame ---------------------------------------------------------------------------------------------------
@@ -249,6 +254,8 @@ class Runtime:
             return self.monitor.refuse(error.cause, frame.t_s)
         num_header = HEADER_AT + len(open_header(frame.frame)[1])
         self._record(TapeFrame(frame.t_s, frame.channel, record.source.producer, frame_no, frame.frame, num_header))
+        if self._evidence is not None:
+            self._evidence.feed(record)
         return self.monitor.feed(record, frame_no, frame.t_s)
 
     def _record(self, frame: TapeFrame) -> None:
@@ -301,6 +308,10 @@ class Runtime:
                 sink.publish(snapshot)
 
 
+def _with_evidence(run: RunSnapshot, kept: RunEvidence) -> RunSnapshot:
+    return replace(run, worst=kept.worst, scalars=kept.scalars, synced=kept.synced, about=kept.about)
+
+
 class _Heard:
     """A sink that keeps the events."""
 
@@ -318,17 +329,21 @@ class _Heard:
 
 
 def replay(
-    directory: str | Path, config: Config, run: str | None = None
+    directory: str | Path,
+    config: Config,
+    run: str | None = None,
+    *,
+    watched: Callable[[Iterator[TapeFrame]], Iterator[TapeFrame]] = iter,
 ) -> tuple[list[Event], list[Mapping[str, Json]], Json]:
     """(events, commands, report) of a recorded run: the events and commands the live run had, in order.
 
     The report is the object of the file format without `unparsed_lines`, of `run` (default: the run that closed the
     last step); None if the tape holds no run. Steps that were open when the sentinel was killed are in the report only.
     Steps older than the ring of token frames are taken from the state tape as they were judged then.
-    Raises: TapeError if there is no tape.
+    `watched` hands the frames on, and may end them early.  Raises: TapeError if there is no tape.
     """
     heard = _Heard()
-    frames = read_tape(directory, lambda dropped: _log.warning("%s", dropped))
+    frames = watched(read_tape(directory, lambda dropped: _log.warning("%s", dropped)))
     first = next(frames, None)
     source = TapeSource(frames if first is None else chain([first], frames))
     runtime = Runtime(config, source, Monitor(config, replaying=True), None, [heard], snapshots=False)

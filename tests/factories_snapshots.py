@@ -40,6 +40,10 @@ def make_step(step: int = 12, **changes: Any) -> dict[str, Any]:
             "now_gen_full": 0.0179, "blind_spot": 1.02, "reliability": "ok",
         },
         "dropped": dict.fromkeys(TOKEN_CAUSES, 0),
+        "tokens_by_age": {"0": 32768, "1": 32768},
+        "discrepancy_by": {
+            "probability": {"0.9..1": 0.004, "0..0.1": 0.03}, "position": {"0..63": 0.012}, "replica": {"0": 0.0121},
+        },
     }  # fmt: skip
     return _merged(tree, changes)
 

@@ -11,13 +11,23 @@ from dlc_sentinel import catalog, verdicts
 from dlc_sentinel.catalog import BY_NAME, METRICS, log_values, series
 
 SPECIFIED = {
-    "lag_ess_ratio": ("horizon",), "half_horizon_tokens": (), "discrepancy_nats": ("stat",), "lag_nats": ("stat",),
-    "total_nats": ("stat",), "kl_nats": ("direction", "scope"), "kl_reliable": (), "version_age": ("stat",),
-    "forecast_steps": ("bound",), "loop_gain_ratio": (), "basis_info": ("basis",), "finding_active": ("verdict",),
-    "commands_total": ("kind", "outcome"), "tokens_total": ("stream",), "dropped_tokens_total": ("cause",),
-    "refused_frames_total": ("cause",), "frames_total": (), "sequence_gaps_total": (), "join_bytes": (),
-    "producer_last_seen_timestamp_seconds": ("role", "rank"), "last_step": (), "verdict_latency_seconds": (),
-    "build_info": ("version",),
+    "lag_ess_ratio": ("horizon",), "action_lag_ess_ratio": (), "action_horizon_tokens": (),
+    "lag_ess_interval_ratio": ("bound",), "lag_ess_by_age_ratio": ("age",), "blocks": ("horizon",),
+    "coverage_ratio": ("horizon",), "half_horizon_tokens": (), "discrepancy_nats": ("stat",), "lag_nats": ("stat",),
+    "total_nats": ("stat",), "stale_kv_nats": ("stat",), "floor_nats": ("stat",),
+    "discrepancy_by_probability_nats": ("probability",), "discrepancy_by_position_nats": ("position",),
+    "discrepancy_by_replica_nats": (), "kl_nats": ("direction", "scope"), "kl_reliable": (), "kl_k1_nats": (),
+    "kl_blind_spot_ratio": (), "version_age": ("stat",), "age_tokens": ("age",), "trainer_version": (),
+    "engine_version": (), "forecast_steps": ("bound",), "loop_gain_ratio": (), "basis_info": ("basis",),
+    "finding_active": ("verdict",), "verdict_info": ("verdict",),
+    "finding_confidence_ratio": ("verdict", "kind", "state"), "finding_since_step": ("verdict",),
+    "finding_catastrophic": ("verdict",), "commands_total": ("kind", "outcome"), "breaker_open": (),
+    "mode_info": ("mode",), "scalar": ("name",), "tokens_total": ("stream",), "step_tokens": (), "step_groups": (),
+    "usable_tokens_ratio": (), "dropped_tokens_total": ("cause",), "refused_frames_total": ("cause",),
+    "frames_total": (), "sequence_gaps_total": (), "join_bytes": (),
+    "producer_last_seen_timestamp_seconds": ("role", "rank"), "producer_last_step": ("role", "rank"),
+    "producers": ("role", "state"), "last_step": (), "verdict_latency_seconds": (), "build_info": ("version",),
+    "start_timestamp_seconds": (), "published_timestamp_seconds": (), "runs": (),
 }  # fmt: skip
 
 
@@ -199,3 +209,109 @@ def test_every_published_sample_has_a_log_name_of_its_own():
     known = [sample for metric in METRICS for sample in metric.samples(run) if not math.isnan(sample.value)]
 
     assert len(log_values(run)) == len(known)
+
+
+def test_the_action_horizon_picks_the_rung_that_sends_a_resync():
+    run = make_run(step=make_step(lag_ess={"8": 0.7, "32": 0.43}), action_horizon=8)
+
+    assert values("action_lag_ess_ratio", run) == {(): 0.7}
+    assert values("action_horizon_tokens", run) == {(): 8.0}
+
+
+def test_the_interval_is_published_by_its_ends():
+    assert values("lag_ess_interval_ratio", make_run(step=make_step(lag_ess_interval=[0.4, 0.5]))) == {
+        ("low",): 0.4,
+        ("high",): 0.5,
+    }
+    assert values("lag_ess_interval_ratio", make_run(step=make_step(lag_ess_interval=[None, None]))) == {}
+
+
+def test_of_many_ages_the_youngest_have_series_of_their_own_and_the_oldest_is_named():
+    by_age = {str(age): 1 - age / 100 for age in range(2, 60)}
+
+    found = values("lag_ess_by_age_ratio", make_run(step=make_step(lag_ess_by_age=by_age)))
+
+    assert len(found) == 17
+    assert found[("2",)] == 0.98 and found[("17",)] == 0.83 and found[("oldest",)] == 1 - 59 / 100
+
+
+def test_the_numbers_behind_the_ladder_are_published_by_horizon():
+    assert values("blocks")[("32",)] == 2048
+    assert values("coverage_ratio")[("512",)] == 0.7
+
+
+def test_the_floor_and_the_stale_cache_stand_beside_the_discrepancy():
+    run = make_run(step=make_step(stale_kv={"rms": 0.2}))
+
+    assert values("floor_nats", run) == {("rms",): 0.0118, ("mean_abs",): 0.0085}
+    assert values("stale_kv_nats", run) == {("rms",): 0.2}
+    assert values("stale_kv_nats") == {}
+
+
+def test_scalars_are_those_of_the_newest_step_by_name_and_bounded_in_number():
+    many = {f"n{number:03}": 1.0 for number in range(100)}
+
+    found = values("scalar", make_run(scalars=({"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.4, "lr": None})))
+
+    assert found == {("reward",): 0.4}
+    assert len(values("scalar", make_run(scalars=({"step": 1, **many},)))) == 32
+    assert values("scalar", make_run(scalars=())) == {}
+
+
+def test_the_engines_version_is_the_newest_that_was_delivered():
+    syncs = tuple({"step": step, "version": version} for step, version in ((1, 2), (2, 5), (3, -1)))
+
+    assert values("engine_version", make_run(synced=syncs)) == {(): 5.0}
+    assert values("engine_version", make_run(synced=())) == {}
+    assert values("trainer_version", make_run(step=make_step(version=-1))) == {}
+
+
+def test_an_open_finding_is_published_with_confidence_and_first_step_and_a_closed_one_is_not():
+    run = make_run(
+        findings=(
+            make_finding("LAG", kind="queue", confidence=0.9, since_step=31),
+            make_finding("DATA", kind="shift", catastrophic=True, since_step=7, state="suspected"),
+            make_finding("ENGINE", state="closed", catastrophic=True),
+        )
+    )
+
+    assert values("finding_confidence_ratio", run) == {
+        ("LAG", "queue", "confirmed"): 0.9,
+        ("DATA", "shift", "suspected"): 0.97,
+    }
+    assert values("finding_since_step", run) == {("LAG",): 31.0, ("DATA",): 7.0}
+    assert values("finding_catastrophic", run) == {("DATA",): 1.0, ("ENGINE",): 0.0}
+
+
+def test_the_verdict_and_the_mode_are_named():
+    run = make_run(verdict="BLIND", mode="observe", breaker_open=True)
+
+    assert values("verdict_info", run) == {("BLIND",): 1.0}
+    assert values("mode_info", run) == {("observe",): 1.0}
+    assert values("breaker_open", run) == {(): 1.0}
+
+
+def test_the_usable_share_is_of_all_that_was_offered():
+    run = make_run(step=make_step(num_tokens=900, dropped={"late": 60, "unmatched": 40}))
+
+    assert values("usable_tokens_ratio", run) == {(): 0.9}
+    assert values("usable_tokens_ratio", make_run(step=make_step(num_tokens=0))) == {}
+
+
+def test_producers_are_counted_by_role_and_state():
+    run = make_run(
+        producers=(make_producer("trainer"), make_producer("trainer", rank=1, state="gone"), make_producer("engine"))
+    )
+
+    found = values("producers", run)
+
+    assert found[("trainer", "alive")] == found[("trainer", "gone")] == found[("engine", "alive")] == 1
+    assert found[("trainer", "silent")] == found[("engine", "gone")] == 0
+
+
+def test_the_process_tells_since_when_it_listens_how_fresh_its_picture_is_and_of_how_many_runs():
+    snapshot = make_snapshot(make_run(), make_run(run="r2"), t_s=70.0, started_s=10.0)
+
+    assert series(BY_NAME["start_timestamp_seconds"], snapshot) == {(): 10.0}
+    assert series(BY_NAME["published_timestamp_seconds"], snapshot) == {(): 70.0}
+    assert series(BY_NAME["runs"], snapshot) == {(): 2.0}

@@ -14,10 +14,10 @@ import dlc_sentinel
 ROOT = Path(dlc_sentinel.__file__).parent
 FLOORS = {
     "errors": 0, "version": 0, "plaintext": 0, "browser": 0,
-    "maths": 1,
+    "maths": 1, "correction": 1,
     "records": 2, "readings": 2.5,
-    "config": 3, "catalog": 3, "verdicts": 3, "evidence": 3,
-    "core": 4,
+    "config": 3, "catalog": 3, "verdicts": 3, "strips": 3,
+    "core": 4, "evidence": 4,
     "wire": 5, "tape": 5,
     "hook": 6, "sinks": 6, "ui": 6, "web": 6, "report": 6,
     "runtime": 7,
@@ -37,7 +37,7 @@ OWNERS = {
     "jinja2": {"web", "report"},
     "apprise": {"sinks"},
     "pyarrow": {"tape"},
-    "torch": {"demo"},
+    "torch": {"demo", "correction"},
     "transformers": {"demo"},
     "matplotlib": {"demo"},
     "vllm": {"demo"},

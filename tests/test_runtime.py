@@ -11,7 +11,8 @@ from factories_job import CONFIG, MIB, TRAINER, Ears, Script, stale_job, train
 
 import dlc_sentinel
 from dlc_sentinel.core.monitor import Monitor
-from dlc_sentinel.records import StepEnd
+from dlc_sentinel.evidence import Evidence
+from dlc_sentinel.records import Scalars, StepEnd
 from dlc_sentinel.runtime import LiveSource, Runtime, replay
 from dlc_sentinel.tape.recorder import Recorder
 from dlc_sentinel.tape.replay import read_state, read_tape
@@ -125,6 +126,17 @@ def test_a_snapshot_is_published_at_each_closed_step_and_else_twice_a_second():
     assert at_steps <= set(times) and [s.runs[0].last_step for s in ears.snapshots if s.runs][-1] == 2
     quiet_times = [t for t in times if t > max(at_steps)]
     assert len(quiet_times) in (19, 20) and min(np.diff(quiet_times)) >= 0.5
+
+
+def test_the_evidence_of_the_records_is_in_every_snapshot():
+    ears = Ears()
+    records = (train(0), Scalars(TRAINER, 0, {"reward": 0.5}), StepEnd(TRAINER, 0))
+    runtime = Runtime(CONFIG, Script(records), Monitor(CONFIG), None, [ears], evidence=Evidence(keep=3))
+    runtime.run()
+    run = ears.snapshots[-1].runs[0]
+
+    assert [strip["step"] for strip in run.worst] == [0, 0, 0]
+    assert run.scalars == ({"step": 0, "reward": 0.5},)
 
 
 def test_without_snapshots_sinks_hear_events_only():

@@ -10,7 +10,23 @@ from typing import Annotated
 
 import typer
 
-from dlc_sentinel.cli import actions, attach, codes, config, demo, doctor, explain, judge, keys, screen, watch
+from dlc_sentinel.cli import (
+    actions,
+    attach,
+    codes,
+    config,
+    demo,
+    doctor,
+    explain,
+    fire,
+    grafana,
+    judge,
+    keys,
+    prometheus,
+    report,
+    screen,
+    watch,
+)
 from dlc_sentinel.cli import run as run_command
 from dlc_sentinel.cli import serve as serve_command
 from dlc_sentinel.errors import SentinelError
@@ -48,6 +64,7 @@ def build() -> typer.Typer:
         demo.demo,
         judge.replay,
         judge.analyze,
+        report.report,
         doctor.doctor,
         config.check,
         explain.explain,
@@ -56,11 +73,14 @@ def build() -> typer.Typer:
     )
     for command in commands:
         app.command()(command)
+    app.command("test-fire")(fire.fire)
     # What follows CMD belongs to the job, with or without the two dashes.
     app.command(context_settings={"allow_interspersed_args": False})(run_command.run)
     app.add_typer(config.app, name="config")
     app.add_typer(keys.app, name="keys")
     app.add_typer(actions.app, name="actions")
+    app.add_typer(grafana.app, name="grafana")
+    app.add_typer(prometheus.app, name="prometheus")
     return app
 
 

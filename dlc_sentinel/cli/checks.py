@@ -24,7 +24,10 @@ from dlc_sentinel.wire.address import Address
 
 LITTLE_BYTES = 256 * 2**20
 """Free disk below which a tape is in danger within minutes."""
-_NEEDED = ("numpy", "msgspec", "pyzmq", "prometheus-client", "rich", "typer", "pyarrow")
+_NEEDED = (
+    "numpy", "msgspec", "pyzmq", "prometheus-client", "rich", "typer", "pyarrow", "starlette", "uvicorn", "jinja2",
+    "apprise",
+)  # fmt: skip
 _FOR_DEMO = ("torch", "transformers", "matplotlib")
 
 

@@ -21,11 +21,11 @@ def check(config: settings.ConfigFile = None, sets: settings.Sets = None, as_jso
     chosen = settings.load(config, sets)
     values = {key: getattr(getattr(chosen.config, (at := key.split("."))[0]), at[1]) for key in tree.known_keys()}
     if as_json:
-        screen.data_json({key: {"value": value, "origin": chosen.origins[key]} for key, value in values.items()})
+        hidden = {key: tree.HIDDEN for key in tree.SECRET_KEYS if values[key]}
+        screen.data_json({k: {"value": v, "origin": chosen.origins[k]} for k, v in (values | hidden).items()})
         return
-    screen.table(
-        ("key", "value", "origin"), [(key, _shown(value), chosen.origins[key]) for key, value in values.items()]
-    )
+    rows = [(key, tree.shown(key, value), chosen.origins[key]) for key, value in values.items()]
+    screen.table(("key", "value", "origin"), rows)
     screen.say(f"file: {chosen.file or 'none'}")
 
 
@@ -83,7 +83,3 @@ def _is_text(node: ast.stmt) -> TypeGuard[ast.Expr]:
 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(" ".join(text.split()), 110, initial_indent="## ", subsequent_indent="## ")
-
-
-def _shown(value: object) -> str:
-    return '""' if value == "" else str(value)

@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +25,18 @@ def no_color() -> bool:
 def console() -> Console:
     """Stdout, for renderables; colour and cursor movement only on a terminal."""
     return Console(file=sys.stdout, no_color=no_color() or None, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def keyboard() -> Iterator[Callable[[float], str | None] | None]:
+    """Keys of the terminal while the `with` lasts; None where there is no terminal to read or to draw on."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield None
+        return
+    from dlc_sentinel.ui.keys import Keyboard
+
+    with Keyboard() as keys:
+        yield keys
 
 
 def say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -15,15 +16,18 @@ from dlc_sentinel.cli import reset_token, screen
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.errors import AddressError, TapeError
+from dlc_sentinel.evidence import Evidence
 from dlc_sentinel.records import Event, Json, Snapshot
 from dlc_sentinel.runtime import LiveSource, Runtime
 from dlc_sentinel.sinks.alert_lines import AlertLines
 from dlc_sentinel.sinks.base import Sink
 from dlc_sentinel.sinks.event_log import EventLog
 from dlc_sentinel.sinks.prometheus import PrometheusSink
+from dlc_sentinel.sinks.systemd import SystemdNotify
 from dlc_sentinel.tape.recorder import Recorder
 from dlc_sentinel.tape.replay import last_states
 from dlc_sentinel.tape.schema import is_tape
+from dlc_sentinel.web.sink import PageSink
 from dlc_sentinel.wire.receiver import Receiver
 
 EVENTS_FILE = "events.jsonl"
@@ -58,8 +62,39 @@ def build_sinks(config: Config, *, alerts: bool = True) -> tuple[Sink, ...]:
     return (
         *([AlertLines(sys.stderr, no_color=screen.no_color())] if alerts else ()),
         *([EventLog(Path(config.tape.dir) / EVENTS_FILE)] if config.tape.dir else ()),
+        *_annotations(config),
+        *([SystemdNotify(where)] if (where := os.environ.get("NOTIFY_SOCKET", "")) else ()),
         PrometheusSink(config.serve.metrics_host, config.serve.metrics_port),
+        *([PageSink(config.serve.page_port)] if config.serve.page else ()),
+        *_notifier(config),
     )
+
+
+def _notifier(config: Config) -> tuple[Sink, ...]:
+    """Who tells people, where somebody is to be told. Raises: ConfigError for a target that is none."""
+    settings = config.notify
+    if not (settings.urls or settings.file):
+        return ()
+    from dlc_sentinel.sinks.notify import Notifier
+    from dlc_sentinel.sinks.targets import targets_of
+
+    notifier = Notifier(
+        targets_of(settings),
+        cooldown_s=settings.cooldown_s,
+        escalate_s=settings.escalate_s,
+        max_per_hour=settings.max_per_hour,
+    )
+    return (notifier,)
+
+
+def _annotations(config: Config) -> tuple[Sink, ...]:
+    """Marks in Grafana, where one is set. Raises: GrafanaError for an address or a token file that is none."""
+    if not (config.grafana.url and config.grafana.annotate):
+        return ()
+    from dlc_sentinel.cli.grafana import server
+    from dlc_sentinel.sinks.grafana_annotations import GrafanaAnnotations
+
+    return (GrafanaAnnotations(server(config.grafana.url, config.grafana.token_file)),)
 
 
 class Sentinel:
@@ -88,9 +123,12 @@ class Sentinel:
             undo.callback(receiver.close)
             sinks = (*build_sinks(config, alerts=alerts), *extra)
             self.address = receiver.address
+            for sink in sinks:
+                undo.callback(sink.close)
             self.metrics = next(sink for sink in sinks if isinstance(sink, PrometheusSink))
-            undo.callback(self.metrics.close)
-            self.runtime = Runtime(config, LiveSource(receiver, states), Monitor(config), recorder, sinks)
+            self.page = next((sink for sink in sinks if isinstance(sink, PageSink)), None)
+            source = LiveSource(receiver, states)
+            self.runtime = Runtime(config, source, Monitor(config), recorder, sinks, evidence=Evidence())
             self._token = self._allow_resets()
             undo.pop_all()
         self._thread = threading.Thread(target=self._guarded, name="dlc-sentinel-runtime")
@@ -102,8 +140,9 @@ class Sentinel:
         self.stop()
 
     def addresses(self) -> dict[str, Json]:
-        """{"data", "control", "metrics"}: the first is the value for DLC_SENTINEL, the last a base URL."""
-        return {"data": self.address.data, "control": self.address.control, "metrics": self.metrics.url}
+        """{"data", "control", "metrics", "page"}: the value for DLC_SENTINEL, then URLs; page is None where off."""
+        urls = {"metrics": self.metrics.url, "page": self.page.url if self.page else None}
+        return {"data": self.address.data, "control": self.address.control, **urls}
 
     def run(self) -> None:
         """Returns after `runtime.stop()`; everything is closed then."""
@@ -137,6 +176,8 @@ class Sentinel:
             _log.warning("`actions reset` will not reach this sentinel: %s", error)
             return ""
         self.metrics.accept_resets(secret, self.runtime.reset_breaker)
+        if self.page is not None:
+            self.page.accept_resets(secret, self.runtime.reset_breaker)
         return secret
 
 

@@ -45,7 +45,8 @@ def serve(
             announce(sentinel, chosen)
             if ui:
                 sentinel.start()
-                live.watch(latest, screen.console(), stop=stop)
+                with screen.keyboard() as pressed:
+                    live.watch(latest, screen.console(), stop=stop, keys=pressed)
             else:
                 sentinel.run()
     if sentinel.error is not None:
@@ -60,6 +61,7 @@ def announce(sentinel: Sentinel, config: Config) -> None:
         f"  data     {sentinel.address.data}",
         f"  control  {sentinel.address.control}",
         f"  metrics  {sentinel.metrics.url}/metrics",
+        f"  page     {sentinel.page.url if sentinel.page else 'off (serve.page)'}",
         f"  tape     {tape}",
         f"  job      export DLC_SENTINEL={sentinel.address}",
         f"  view     dlc-sentinel watch {sentinel.metrics.url}",

@@ -17,6 +17,7 @@ from dlc_sentinel.cli.sentinel import until_signal
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.errors import TapeError
+from dlc_sentinel.evidence import Evidence
 from dlc_sentinel.records import Snapshot
 from dlc_sentinel.runtime import Runtime
 from dlc_sentinel.sinks import snapshot_json
@@ -37,8 +38,9 @@ def watch(
 ) -> None:
     """Show a run live, or the end of a tape.
 
-    Verdict, what to do, both error terms, the ESS ladder, what was sent. Without a terminal: plain text, a new picture
-    whenever step or verdict change. Ctrl-C ends it. --json prints the snapshot and implies --once.
+    Verdict, what to do, both error terms, the ESS ladder, what was sent. On a terminal, ? shows the keys that open
+    findings, worst tokens and history; q or Ctrl-C ends it. Without one: plain text, a new picture whenever step or
+    verdict change. --json prints the snapshot and implies --once.
     """
     chosen = settings.load(config, sets).config
     read = snapshots(source, chosen)
@@ -54,8 +56,8 @@ def watch(
             raise typer.Exit(codes.DEGRADED) from error
         raise typer.Exit(code)
     stop = threading.Event()
-    with until_signal(stop.set):
-        live.watch(read, screen.console(), run=run, stop=stop)
+    with until_signal(stop.set), screen.keyboard() as keys:
+        live.watch(read, screen.console(), run=run, stop=stop, keys=keys)
 
 
 def url_of(source: str | None, config: Config) -> str:
@@ -92,7 +94,8 @@ def last_picture(folder: Path, config: Config) -> Snapshot:
     frames = read_tape(folder)
     first = next(frames, None)
     kept = [] if first is None else [first]
-    runtime = Runtime(config, TapeSource(chain(kept, frames)), Monitor(config, replaying=True), None, ())
+    monitor = Monitor(config, replaying=True)
+    runtime = Runtime(config, TapeSource(chain(kept, frames)), monitor, None, (), evidence=Evidence())
     if first is None or first.header != BOOT:
         assert is_tape(folder)
         runtime.resume(last_states(folder, float("inf") if first is None else first.t_s))

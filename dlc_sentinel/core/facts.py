@@ -18,6 +18,8 @@ from dlc_sentinel.records import TOKEN_CAUSES, Json
 
 NAN = math.nan
 Basis = Literal["exact", "rescored", "calibrated", "mixed", "none"]
+MAX_PUBLISHED_AGES = 64
+"""The youngest ages of what is published by age."""
 RUNGS = ("1", "8", "32", "128", "512", "inf")
 
 
@@ -121,6 +123,8 @@ class StepFacts:
     """Newest version known to be in the engine."""
     profile: Profile = field(default_factory=Profile)
     """What the rows look like where they are off."""
+    discrepancy_by: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """rms of the discrepancy by "probability", "position" and "replica", nats."""
     floor_rms: float = NAN
     floor_mean_abs: float = NAN
     loop_gain: float = NAN
@@ -147,6 +151,11 @@ class StepFacts:
         known = {int(key): n for key, (n, _) in self.by_version.items() if int(key) >= 0}
         return sum(n for v, n in known.items() if v < version) / max(sum(known.values()), 1)
 
+    def _tokens_by_age(self) -> dict[str, Json]:
+        """Tokens trained on by age of their version, the youngest MAX_PUBLISHED_AGES; unknown versions are left out."""
+        ages = {self.version - int(key): num for key, (num, _) in self.by_version.items() if int(key) >= 0}
+        return {str(age): ages[age] for age in sorted(ages)[:MAX_PUBLISHED_AGES]}
+
     def to_public(self) -> dict[str, Json]:
         """The step object of the file format; nan as None."""
         half = "inf" if math.isinf(self.half_horizon) else self.half_horizon
@@ -169,6 +178,8 @@ class StepFacts:
             "discrepancy": self.discrepancy.to_public(),
             "lag": self.lag.to_public(),
             "total": self.total.to_public(),
+            "discrepancy_by": {name: dict(bins) for name, bins in self.discrepancy_by.items()},
+            "tokens_by_age": self._tokens_by_age(),
             "stale_kv": self.stale_kv.to_public() if self.stale_kv.num else None,
             "rescored": rescored if self.rescored.num else None,
             "floor": {"rms": self.floor_rms, "mean_abs": self.floor_mean_abs},

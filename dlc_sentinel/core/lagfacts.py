@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from dlc_sentinel.config import Config
-from dlc_sentinel.core.facts import NAN, ClosedStep, Kl, StepFacts, Values
+from dlc_sentinel.core.facts import MAX_PUBLISHED_AGES, NAN, ClosedStep, Kl, StepFacts, Values
 from dlc_sentinel.core.unsplit import SplitLag, UnsplitRows
 from dlc_sentinel.maths.bootstrap import GroupSums, ess_interval
 from dlc_sentinel.maths.calibrated import CalibrationPool
@@ -21,8 +21,6 @@ from dlc_sentinel.maths.ess import RUNGS, half_horizon, pooled_ess
 from dlc_sentinel.maths.lag import LagStats
 from dlc_sentinel.maths.running import StreamStats
 
-MAX_PUBLISHED_AGES = 64
-"""The youngest ages of `lag_ess_by_age`."""
 MAX_LOTS = 1024
 """Groups the bootstrap draws from: with 100,000 of them a verdict would come seconds late."""
 

@@ -12,7 +12,7 @@ from dlc_sentinel.records import Json
 START_STEPS = 5
 REWARD_STEPS = 5
 """Steps of the running mean of the reward."""
-STARTS = ("entropy", "response_length", "truncated_ratio")
+STARTS = ("entropy", "response_length", "reward", "truncated_ratio")
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ MIN_TOKENS = 16
 CLIP_NATS = -8.0
 FITS, FITS_BY = 0.7, 0.3
 """Correlation at an offset, and how much better than as the row stands."""
-TOGETHER, APART = 0.6, 0.25
+TOGETHER, APART = 0.4, 0.25
 MIN_SIDE = 12
 HALF_FITS = 0.5
 UNSURE_NATS, WHOLE_FLOORS = -0.05, 2.0
@@ -44,8 +44,7 @@ def classify(row: WholeRow, floor_rms: float) -> Found:
         return Found("broken", place=int(row.place_T[at]))
     as_it_is = _correlation(engine_T, trainer_T, 0)
     if as_it_is >= TOGETHER:
-        unsure_T = np.minimum(engine_T, trainer_T) < UNSURE_NATS
-        throughout = unsure_T.any() and np.median(np.abs(row.x_T[unsure_T])) > WHOLE_FLOORS * floor_rms
+        throughout = unsure_median(row) > WHOLE_FLOORS * floor_rms
         return Found("fitting" if throughout else "unknown")
     offset, best = _best_offset(engine_T, trainer_T)
     if best >= max(FITS, as_it_is + FITS_BY):
@@ -53,6 +52,12 @@ def classify(row: WholeRow, floor_rms: float) -> Found:
     if as_it_is < APART:
         return Found("unpaired")
     return Found("unknown")
+
+
+def unsure_median(row: WholeRow) -> float:
+    """Median |x| of the tokens that one side is not sure of, nats; 0 without any."""
+    unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
+    return float(np.median(np.abs(row.x_T[unsure_T]))) if unsure_T.any() else 0.0
 
 
 def _best_offset(engine_T: F64, trainer_T: F64) -> tuple[int, float]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dlc_sentinel.core.pairing import RowClass, classify
+from dlc_sentinel.core.pairing import RowClass, classify, unsure_median
 from dlc_sentinel.core.probe import Probe, RowTable, WholeRow
 from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
 from dlc_sentinel.maths.cells import LOGP_EDGES
@@ -28,6 +28,7 @@ MIN_BIN_TOKENS = 20
 MAX_SCALE = 6.0
 UNSURE_NATS = -0.05
 NEAR_ROW_FLOORS = 2.0
+QUIET_ROWS, MAX_LIFT = 0.3, 3.0
 LABEL_TIMES = 2.0
 END_FLOORS, END_NATS = 3.0, 0.05
 PLACEHOLDER_NATS = -1.0
@@ -118,20 +119,21 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     if not len(table.num_S) or not sample:
         return Profile()
     worst = [row for row in probe.worst() if row.is_exact == exact]
-    far_S = _far_rows(table, floor_rms)
+    row_floor = _row_floor(table, floor_rms)
+    far_S = _far_rows(table, row_floor)
     x_N = np.concatenate([row.x_T for row in sample])
     engine_N = np.concatenate([row.engine_T for row in sample]).astype(np.float64)
     trainer_N = np.concatenate([row.trainer_T for row in sample]).astype(np.float64)
     far_N = _far_tokens(x_N, engine_N, trainer_N, floor_rms)
     zero_N = _placeholders(engine_N, trainer_N)
     lengths_S = np.array([len(row.engine_T) for row in sample])
-    classes = _classes([*worst, *sample], float(far_S.mean()), floor_rms)
+    classes = _classes(worst, sample, float(far_S.mean()), row_floor)
     return Profile(
         num_rows=len(table.num_S),
         num_tokens=len(x_N),
         **_correlation(engine_N, trainer_N),
         far_rows=float(far_S.mean()),
-        near_rows=float((table.mean_sq_S < (NEAR_ROW_FLOORS * floor_rms) ** 2).mean()),
+        near_rows=float((table.mean_sq_S < (NEAR_ROW_FLOORS * row_floor) ** 2).mean()),
         **classes,
         **_ends(table, x_N, floor_rms),
         **_places(sample, far_N, lengths_S),
@@ -155,6 +157,12 @@ def _correlation(engine_N: F64, trainer_N: F64) -> dict[str, Json]:
     return {"correlation": NAN if constant else float(np.corrcoef(e_N, t_N)[0, 1]), "correlation_tokens": num}
 
 
+def _row_floor(table: RowTable, floor_rms: float) -> float:
+    """The floor that rows are held against: the quiet ones' own, where others have lifted the run's (to its third)."""
+    quiet = math.sqrt(float(np.quantile(table.mean_sq_S, QUIET_ROWS)))
+    return min(max(quiet, floor_rms / MAX_LIFT), floor_rms)
+
+
 def _far_rows(table: RowTable, floor_rms: float) -> Bool:
     limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
     return table.mean_sq_S > limit * limit
@@ -175,14 +183,17 @@ def _far_tokens(x_N: F64, engine_N: F64, trainer_N: F64, floor_rms: float) -> Bo
     return size_N > limit_B[bin_N]
 
 
-def _classes(rows: Sequence[WholeRow], far_share: float, floor_rms: float) -> dict[str, Json]:
+def _classes(
+    worst: Sequence[WholeRow], sample: Sequence[WholeRow], far_share: float, floor_rms: float
+) -> dict[str, float | int]:
     """Far rows by class; what is seen of the rows at hand stands for all far rows."""
     limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
-    seen = {id(row): row for row in rows}.values()
+    seen = {id(row): row for row in (*worst, *sample)}.values()
     far = [row for row in seen if math.sqrt(float(np.mean(row.x_T**2))) > limit][:MAX_CLASSIFIED]
     if not far:
         return {}
-    found = [classify(row, floor_rms) for row in far]
+    usual = float(np.quantile([unsure_median(row) for row in sample], QUIET_ROWS))
+    found = [classify(row, max(floor_rms, usual)) for row in far]
 
     def share(kind: RowClass) -> float:
         return far_share * sum(f.kind == kind for f in found) / len(found)

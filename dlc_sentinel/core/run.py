@@ -19,6 +19,7 @@ from dlc_sentinel.core.floors import Floors
 from dlc_sentinel.core.join import Join
 from dlc_sentinel.core.learning import Learning
 from dlc_sentinel.core.ledger import SHOWN, Ledger
+from dlc_sentinel.core.parts import discrepancy_by
 from dlc_sentinel.core.probe import Probe
 from dlc_sentinel.core.producers import Producer, Producers
 from dlc_sentinel.core.profile import profile_of
@@ -336,6 +337,7 @@ class RunMonitor:
             floor_rms=rms,
             floor_mean_abs=mean_abs,
             profile=profile_of(probe, rms),
+            discrepancy_by=discrepancy_by(probe),
             learning=self._learning.update(facts.scalars),
             finished_share=self._take_finished_share(),
             engine_version=self._engine_version,

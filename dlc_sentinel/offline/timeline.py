@@ -11,28 +11,30 @@ from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.errors import TapeError
 from dlc_sentinel.evidence import Evidence
-from dlc_sentinel.offline.interchange import Interchange
+from dlc_sentinel.offline import sources
 from dlc_sentinel.records import Event, Snapshot
 from dlc_sentinel.runtime import Runtime
 from dlc_sentinel.sinks.base import Sink
 from dlc_sentinel.tape.replay import TapeSource, last_states, read_tape
-from dlc_sentinel.tape.schema import BOOT, is_tape
+from dlc_sentinel.tape.schema import BOOT
 
 STEP_S = 60.0
-"""A .jsonl has no clock: its steps are this far apart."""
+"""What is no tape has no clock: its steps are this far apart."""
 
 
 def play(path: str | Path, config: Config, sink: Sink, *, step_s: float = STEP_S) -> None:
     """Judges the run anew and tells the sink; all runs of a tape.
 
-    Times are those of the tape; of a .jsonl, step x `step_s` from 0.  Raises: TapeError if `path` is neither.
+    Times are those of the tape; of any other recording, step x `step_s` from 0.
+    Raises: TapeError if `path` is nothing that is read here, or holds no tokens.
     """
-    if is_tape(path):
+    kind = sources.kind_of(path)
+    if kind == "tape":
         _play_tape(Path(path), config, sink)
-    elif Path(path).is_dir():
-        raise TapeError(f"{path}: no tape in this folder; wanted a folder with state.arrows, or a .jsonl file")
+    elif kind in ("metrics", "trainer_state"):
+        raise TapeError(f"{path}: holds a stack's own numbers and no tokens to replay; `analyze` reads it")
     else:
-        _play_file(path, config, sink, step_s)
+        _play_tokens(sources.token_source(path, kind, on_policy=False), config, sink, step_s)
 
 
 def _play_tape(folder: Path, config: Config, sink: Sink) -> None:
@@ -48,8 +50,7 @@ def _play_tape(folder: Path, config: Config, sink: Sink) -> None:
     sink.publish(runtime.snapshot())
 
 
-def _play_file(path: str | Path, config: Config, sink: Sink, step_s: float) -> None:
-    file = Interchange(path)
+def _play_tokens(source: sources.TokenSource, config: Config, sink: Sink, step_s: float) -> None:
     monitor, evidence = Monitor(config, replaying=True), Evidence(keep=1)
     now_s = 0.0
 
@@ -59,7 +60,7 @@ def _play_file(path: str | Path, config: Config, sink: Sink, step_s: float) -> N
         if any(event.kind == "step" for event in events):
             sink.publish(_with_scalars(monitor.snapshot(now_s), evidence))
 
-    for frame_no, record in enumerate(file.records()):
+    for frame_no, record in enumerate(source.records()):
         now_s = max(now_s, getattr(record, "step", 0) * step_s)
         evidence.feed(record)
         tell(monitor.feed(record, frame_no, now_s))

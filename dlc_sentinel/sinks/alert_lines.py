@@ -28,11 +28,55 @@ _RANK = {"suspected": 1, "confirmed": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
+    """One piece of news in words."""
+
     key: tuple[str, ...]
     """What the rate limit counts under."""
     mark: str
     text: str
+
+
+class Wording:
+    """Which events are news, and in what words. A finding is news when it opens, gets worse or closes."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[str, ...], int] = OrderedDict()
+
+    def line(self, event: Event) -> Line | None:
+        """The event's line, None where it is no news."""
+        match event.kind:
+            case "finding":
+                return self._finding(event)
+            case "command":
+                return _command(event)
+            case "ack":
+                return _ack(event)
+            case "producer":
+                return _producer(event)
+            case "breaker":
+                move = f" | next: {_BREAKER_MOVE}" if event.level != "INFO" else ""
+                return Line((event.run, "breaker", event.level), _mark(event), f"breaker: {plain(event.text)}{move}")
+            case "note" if event.level != "INFO":
+                return Line((event.run, "note", event.text[:80]), _mark(event), plain(event.text, 300))
+            case _:
+                return None
+
+    def _finding(self, event: Event) -> Line | None:
+        data = event.data
+        verdict, kind, state = (plain(data.get(name) or "", 40) for name in ("verdict", "kind", "state"))
+        if verdict == "HEALTHY":
+            return None
+        key = (event.run, verdict, kind)
+        before = self._open.pop(key, 0)
+        rank = 2 * _RANK.get(state, 0) + (event.level == "CRITICAL" or data.get("catastrophic") is True)
+        if state in _RANK:
+            remember(self._open, key, max(rank, before))
+            if rank <= before:
+                return None
+            word = "escalated" if before else "opened"
+            return Line((*key, word), _mark(event), _finding_text(data, verdict, kind, f"{word} ({state})"))
+        return Line((*key, "closed"), "[ok]", _closed_text(data, verdict, kind, state or "closed"))
 
 
 class AlertLines:
@@ -46,12 +90,12 @@ class AlertLines:
         self._stream = sys.stderr if stream is None else stream
         self._min_interval_s = min_interval_s
         self._decorated = not no_color and self._stream.isatty()
-        self._open: OrderedDict[tuple[str, ...], int] = OrderedDict()
+        self._wording = Wording()
         self._last: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
         self.num_lost = 0
 
     def handle(self, event: Event) -> None:
-        line = self._line(event)
+        line = self._wording.line(event)
         if line is None:
             return
         num_held = self._held(line.key, event.t_s)
@@ -59,7 +103,7 @@ class AlertLines:
             return
         more = f" (+{num_held} like it held back)" if num_held else ""
         self._write(
-            line.mark, f"{_clock(event.t_s)} {line.mark} {_where(event)}: {line.text}{more}", event.level == "CRITICAL"
+            line.mark, f"{_clock(event.t_s)} {line.mark} {where(event)}: {line.text}{more}", event.level == "CRITICAL"
         )
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -68,47 +112,13 @@ class AlertLines:
     def close(self) -> None:
         """Nothing to release: the stream is the caller's."""
 
-    def _line(self, event: Event) -> _Line | None:
-        match event.kind:
-            case "finding":
-                return self._finding(event)
-            case "command":
-                return _command(event)
-            case "ack":
-                return _ack(event)
-            case "producer":
-                return _producer(event)
-            case "breaker":
-                move = f" | next: {_BREAKER_MOVE}" if event.level != "INFO" else ""
-                return _Line((event.run, "breaker", event.level), _mark(event), f"breaker: {plain(event.text)}{move}")
-            case "note" if event.level != "INFO":
-                return _Line((event.run, "note", event.text[:80]), _mark(event), plain(event.text, 300))
-            case _:
-                return None
-
-    def _finding(self, event: Event) -> _Line | None:
-        data = event.data
-        verdict, kind, state = (plain(data.get(name) or "", 40) for name in ("verdict", "kind", "state"))
-        if verdict == "HEALTHY":
-            return None
-        key = (event.run, verdict, kind)
-        before = self._open.pop(key, 0)
-        rank = 2 * _RANK.get(state, 0) + (event.level == "CRITICAL" or data.get("catastrophic") is True)
-        if state in _RANK:
-            _remember(self._open, key, max(rank, before))
-            if rank <= before:
-                return None
-            word = "escalated" if before else "opened"
-            return _Line((*key, word), _mark(event), _finding_text(data, verdict, kind, f"{word} ({state})"))
-        return _Line((*key, "closed"), "[ok]", _closed_text(data, verdict, kind, state or "closed"))
-
     def _held(self, key: tuple[str, ...], t_s: float) -> int | None:
         """Number of lines held back before this one, or None where this one is held back too."""
         last_s, num_held = self._last.pop(key, (-math.inf, 0))
         if last_s <= t_s < last_s + self._min_interval_s:
-            _remember(self._last, key, (last_s, num_held + 1))
+            remember(self._last, key, (last_s, num_held + 1))
             return None
-        _remember(self._last, key, (t_s, 0))
+        remember(self._last, key, (t_s, 0))
         return num_held
 
     def _write(self, mark: str, line: str, is_critical: bool) -> None:
@@ -126,7 +136,8 @@ class AlertLines:
 _BREAKER_MOVE = "find out why RESYNC has no effect, then `dlc-sentinel actions reset`"
 
 
-def _remember(memory: OrderedDict[tuple[str, ...], Json], key: tuple[str, ...], value: Json) -> None:
+def remember(memory: OrderedDict[tuple[str, ...], Json], key: tuple[str, ...], value: Json) -> None:
+    """Enters the value as the newest; the oldest is forgotten where there are too many."""
     memory[key] = value
     if len(memory) > _MAX_REMEMBERED:
         memory.popitem(last=False)
@@ -144,7 +155,8 @@ def _clock(t_s: float) -> str:
         return "--:--:--Z"
 
 
-def _where(event: Event) -> str:
+def where(event: Event) -> str:
+    """Run and step of an event."""
     return f"{plain(event.run, 60)} step {event.step}" if event.step >= 0 else plain(event.run, 60)
 
 
@@ -185,7 +197,7 @@ def _evidence(evidence: Json, limit: int = 5) -> str:
     return ", ".join(shown[:limit])
 
 
-def _command(event: Event) -> _Line:
+def _command(event: Event) -> Line:
     data = event.data
     kind, action = plain(data.get("kind") or "command", 20), plain(data.get("action") or "", 20)
     outcome = (
@@ -205,10 +217,10 @@ def _command(event: Event) -> _Line:
         )
         + (f" [{plain(data['id'], 24)}]" if data.get("id") else "")
     )
-    return _Line((event.run, "command", kind), "[->]" if event.level != "CRITICAL" else "[!!]", text)
+    return Line((event.run, "command", kind), "[->]" if event.level != "CRITICAL" else "[!!]", text)
 
 
-def _ack(event: Event) -> _Line:
+def _ack(event: Event) -> Line:
     data = event.data
     outcome = plain(data.get("outcome") or "answered", 20)
     command_id = data.get("id") or data.get("command_id")
@@ -216,14 +228,14 @@ def _ack(event: Event) -> _Line:
     at = f" at version {version}" if isinstance(version, int) and version >= 0 else ""
     move = "" if outcome == "applied" else " | next: see why the job did not do it; it goes on training as it was"
     text = f"command {outcome}{at}" + (f": {reason}" if reason else "") + move
-    return _Line(
+    return Line(
         (event.run, "ack", outcome),
         "[<-]",
         text + (f" [{plain(command_id, 24)}]" if command_id else ""),
     )
 
 
-def _producer(event: Event) -> _Line | None:
+def _producer(event: Event) -> Line | None:
     data = event.data
     state = plain(data.get("state") or "", 20)
     if event.level == "INFO":  # who came, and who left with a goodbye
@@ -237,7 +249,7 @@ def _producer(event: Event) -> _Line | None:
         else " | next: is the job still running? without it the verdict will be BLIND"
     )
     text = f"producer{f' {state}' if state else ''}: {plain(event.text, 200) or who}{move}"
-    return _Line(
+    return Line(
         (event.run, "producer", str(data.get("producer", who)), state),
         _mark(event),
         text,

@@ -1,5 +1,7 @@
 """The metrics port: /metrics, /healthz, /readyz and /api/v1/snapshot, all read from the last published snapshot.
 
+And the runbooks, as plain text, so that the links of the shipped alerts lead somewhere without any other server.
+
 One request changes something: POST /api/v1/actions/reset?run=NAME, for who knows the token, from this machine only.
 
 One collector in a registry of its own reads one frozen Snapshot per scrape: no metric object is touched while frames
@@ -28,7 +30,7 @@ from prometheus_client.registry import Collector
 from dlc_sentinel import catalog
 from dlc_sentinel.errors import AddressInUse
 from dlc_sentinel.records import Event, Snapshot
-from dlc_sentinel.sinks import snapshot_json
+from dlc_sentinel.sinks import shipped, snapshot_json
 
 _IDLE_TIMEOUT_S = 10.0
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -138,6 +140,11 @@ class PrometheusSink:
             return self._ready()
         if parts.path == snapshot_json.PATH:
             return self._snapshot_answer(parse_qs(parts.query))
+        if parts.path.startswith(f"{shipped.RUNBOOKS_PATH}/"):
+            page = shipped.runbook(parts.path.removeprefix(f"{shipped.RUNBOOKS_PATH}/"))
+            if page is None:
+                return _text(HTTPStatus.NOT_FOUND, "no such runbook")
+            return _text(HTTPStatus.OK, page.rstrip("\n"))
         if parts.path == "/":
             return _text(HTTPStatus.OK, f"dlc-sentinel: /metrics  /healthz  /readyz  {snapshot_json.PATH}")
         return _text(

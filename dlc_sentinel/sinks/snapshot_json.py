@@ -89,6 +89,7 @@ def fetch(url: str, *, timeout_s: float = 5.0, history: int = 512) -> Snapshot:
 def _run_object(run: RunSnapshot, history: int) -> dict[str, Json]:
     tree = {field.name: getattr(run, field.name) for field in fields(run)}
     tree["history"] = run.history[-history:] if history > 0 else ()
+    tree["scalars"] = run.scalars[-history:] if history > 0 else ()
     tree["events"] = [{field.name: getattr(event, field.name) for field in fields(event)} for event in run.events]
     return tree
 
@@ -137,6 +138,7 @@ def _run(tree: dict[str, Json]) -> RunSnapshot:
         verdict_latency_s=_float(tree["verdict_latency_s"]),
         breaker_open=bool(tree["breaker_open"]),
         action_horizon=int(tree["action_horizon"]),
+        **{name: tuple(_object(item) for item in tree[name]) for name in ("worst", "scalars", "synced", "about")},
     )
 
 

@@ -41,7 +41,7 @@ def findings(page: Page, width: int, num_lines: int) -> list[Text]:
         )
     for finding in is_open:
         found += _finding_lines(page, finding, width, is_short=num_lines < 3 * len(is_open))
-    found += [fit(Text(_finding_name(f), style=DIM), width) for f in closed[: max(num_lines + 1 - len(found), 0)]]
+    found += [fit(Text(finding_name(f), style=DIM), width) for f in closed[: max(num_lines + 1 - len(found), 0)]]
     return cut(found, num_lines + 1, width)
 
 
@@ -107,7 +107,8 @@ def _headline_words(page: Page) -> tuple[str, str, str, str, str]:
     return "[!!]", BAD, name, text.line, advice
 
 
-def _finding_name(finding: Mapping[str, Json]) -> str:
+def finding_name(finding: Mapping[str, Json]) -> str:
+    """Verdict, kind, state, since when, how sure; one line."""
     kind = plain(finding.get("kind") or "", 30)
     confidence = number(finding, "confidence")
     return (
@@ -126,7 +127,7 @@ def _finding_lines(page: Page, finding: Mapping[str, Json], width: int, *, is_sh
     mark = "[!!] " if text_of(str(finding.get("verdict"))).is_known else "[??] "
     mark += "catastrophic " if finding.get("catastrophic") is True else ""
     line = Text().append(mark, style=WARN)
-    line.append(_finding_name(finding), style=TITLE)
+    line.append(finding_name(finding), style=TITLE)
     if numbers:
         line.append(f"; {numbers}")
     advice = plain(finding.get("advice") or text_of(str(finding.get("verdict"))).do[0], 400)

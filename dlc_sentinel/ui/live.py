@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.live import Live
@@ -14,11 +14,16 @@ from rich.text import Text
 from dlc_sentinel.errors import SentinelError
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import RunSnapshot, Snapshot
+from dlc_sentinel.ui import browse
+from dlc_sentinel.ui.browse import START, Place
 from dlc_sentinel.ui.view import RunView, view
 from dlc_sentinel.verdicts import VERDICTS, text_of
 
 SnapshotSource = Callable[[], Snapshot]
 """Returns the newest snapshot; raises OSError or SentinelError where it cannot."""
+
+Keys = Callable[[float], str | None]
+"""Waits at most so many seconds for a key; its name, "" for none, None where none will ever come."""
 
 _SEVERITY = {verdict.name: rank for rank, verdict in enumerate(VERDICTS)}
 
@@ -60,18 +65,20 @@ def watch(
     run: str | None = None,
     period_s: float = 1.0,
     stop: threading.Event | None = None,
+    keys: Keys | None = None,
 ) -> int:
-    """Shows the newest snapshot until `stop` is set or Ctrl-C. Returns 0.
+    """Shows the newest snapshot until `stop` is set, `q` or Ctrl-C. Returns 0.
 
-    On a terminal: a full screen, redrawn every `period_s`. Else: one picture whenever step or verdict change.
+    On a terminal: a full screen, redrawn every `period_s` and, where there are `keys`, at each of them (browse.KEYS).
+    Else: one picture whenever step or verdict change.
     A source that fails leaves the last picture on screen, marked as old; it is asked again.
     """
-    watcher = _Watcher(source, run, console.is_terminal)
+    watcher = _Watcher(source, run, console.is_terminal, keys if console.is_terminal else None)
     stop = stop or threading.Event()
     try:
         if console.is_terminal:
             with Live(watcher.picture(), console=console, screen=True, auto_refresh=False) as live:
-                while not stop.wait(period_s):
+                while not watcher.wait(period_s, stop):
                     live.update(watcher.picture(), refresh=True)
         else:
             _print_changes(watcher, console, period_s, stop)
@@ -96,9 +103,37 @@ class _Watcher:
     source: SnapshotSource
     run: str | None
     fills_screen: bool
+    keys: Keys | None = None
+    place: Place = START
     last: Snapshot | None = None
     heard_s: float = 0.0
     trouble: str = ""
+
+    def wait(self, period_s: float, stop: threading.Event) -> bool:
+        """True when it is over: told to stop, or `q`. Returns at each key, else after `period_s`."""
+        key = self.keys(period_s) if self.keys is not None and not stop.is_set() else None
+        if key is None:
+            self.keys = None
+            return stop.wait(period_s)
+        if key:
+            chosen = self._chosen()
+            place = browse.press(
+                self.place,
+                key,
+                num_findings=len(chosen.findings) if chosen else 0,
+                runs=tuple(run.run for run in self.last.runs) if self.last else (),
+                shown=chosen.run if chosen else "",
+            )
+            if place is None:
+                return True
+            self.place = place
+        return stop.is_set()
+
+    def _chosen(self) -> RunSnapshot | None:
+        if self.last is None:
+            return None
+        by_key = choose(self.last, self.place.run) if self.place.run is not None else None
+        return by_key or choose(self.last, self.run)
 
     def picture(self) -> RunView | Text:
         """Asks the source once and says what is to be shown now."""
@@ -109,15 +144,16 @@ class _Watcher:
             self.trouble = plain(error) or type(error).__name__
         if self.last is None:
             return Text(f"waiting for the sentinel: {self.trouble}")
-        chosen = choose(self.last, self.run)
+        chosen = self._chosen()
         if chosen is None:
             return _nothing(self.last, self.run)
         stale = f"{time.monotonic() - self.heard_s:.0f} s without an answer: {self.trouble}" if self.trouble else ""
-        return _view(self.last, chosen, stale, fills_screen=self.fills_screen)
+        shown = _view(self.last, chosen, stale, fills_screen=self.fills_screen)
+        return replace(shown, place=self.place, has_keys=self.keys is not None)
 
     @property
     def what_changes(self) -> tuple[object, ...]:
-        chosen = choose(self.last, self.run) if self.last else None
+        chosen = self._chosen()
         return (bool(self.trouble), chosen and chosen.run, chosen and chosen.last_step, chosen and chosen.verdict)
 
 

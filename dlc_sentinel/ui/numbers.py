@@ -48,6 +48,8 @@ def ladder(page: Page, width: int) -> list[Text]:
         if math.isnan(half) or not page.is_trusted
         else ", all above 1/2"
         if math.isinf(half)
+        else ", none above 1/2"
+        if half == 0
         else f", above 1/2 to {half:.0f}"
     )
     found = [title(page, f"lag ESS by block{reach}", width)]
@@ -98,7 +100,7 @@ def more(page: Page, width: int) -> list[Text]:
         ", ".join(f"{count(number(step, f'num_{what}'))} {what}" for what in ("tokens", "groups"))
         + f", {count(blocks)} blocks",
         f"basis {plain(step.get('basis') or 'none', 20)}, updates {plain(step.get('updates') or 'not known', 20)}",
-        f"verdict {short(latency_ms, 2)} ms after the last frame, {mebibytes(page.run.join_bytes)} wait in the join",
+        f"verdict {count(latency_ms)} ms after the last frame, {mebibytes(page.run.join_bytes)} wait in the join",
     ]
     return [title(page, "feedback and sample", width), *(fit(Text(row), width) for row in rows)]
 
@@ -116,7 +118,7 @@ def _term(page: Page, width: int, height: int, name: str) -> list[Text]:
     )
     value = short(now) if math.isfinite(now) else "unresolved" if page.run.step else "no data"
     ratio = f", now {short(now / floor, 2)}x" if now >= 0 and floor > 0 else ""
-    beside = f"floor {short(floor)}{ratio}" if name != "lag" else f"mean age {short(_mean_age(page), 2)} versions"
+    beside = f"floor {short(floor)}{ratio}" if name != "lag" else f"mean age {short(_mean_age(page))} vers."
     labels = [Text().append(f"{name:<12}{value}", style=TITLE), Text().append(beside, style=DIM)]
     scale = _scale(scale_top(shown, floor), floor, height)
     for i, row in enumerate(rows):

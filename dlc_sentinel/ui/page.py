@@ -89,7 +89,10 @@ def cut(found: list[Text], num_lines: int, width: int) -> list[Text]:
 
 
 def word(value: Json) -> str:
-    return short(value) if isinstance(value, float) else plain(value, 40)
+    """A number in three digits, a list of them, or inert text."""
+    if isinstance(value, (list, tuple)):
+        return " to ".join(map(word, value)) if len(value) == 2 else ", ".join(map(word, value[:8]))
+    return short(value) if isinstance(value, float) else "-" if value is None else plain(value, 40)
 
 
 def short(value: float, digits: int = 3) -> str:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import io
 import math
 import re
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
+from dlc_sentinel import browser
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import RunSnapshot
 from dlc_sentinel.ui.view import view
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 # A picture in a document must load nothing from elsewhere: the web font of rich's template is left out.
-_FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code, monospace", _FONTS
 )
 
@@ -32,7 +29,7 @@ def svg(run: RunSnapshot, *, width: int = 100, height: int = 30, now_s: float = 
         legacy_windows=False, _environ={},
     )  # fmt: skip
     console.print(view(run, now_s=now_s), height=height)
-    return console.export_svg(title=f"dlc-sentinel watch: {plain(run.run, 60)}", code_format=_FORMAT, unique_id="dlc")
+    return console.export_svg(title=f"dlc-sentinel watch: {plain(run.run, 60)}", code_format=FORMAT, unique_id="dlc")
 
 
 def write(run: RunSnapshot, path: str | Path, *, width: int = 100, height: int = 30, now_s: float = math.nan) -> None:
@@ -47,18 +44,8 @@ def write(run: RunSnapshot, path: str | Path, *, width: int = 100, height: int =
 
 
 def _write_png(text: str, path: Path) -> None:
-    browser = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        raise FileNotFoundError(f"{path}: a PNG needs one of {', '.join(_BROWSERS)} on the PATH; write .svg instead")
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
     assert size is not None
     width, height = (math.ceil(float(side)) for side in size.groups())
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "view.html"
-        page.write_text(f"<!doctype html><meta charset=utf-8><style>body{{margin:0}}</style>{text}", encoding="utf-8")
-        subprocess.run(
-            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             f"--user-data-dir={folder}/profile",
-             f"--window-size={width},{height}", f"--screenshot={path.resolve()}", page.as_uri()],
-            check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
+    page = f"<!doctype html><meta charset=utf-8><style>body{{margin:0}}</style>{text}"
+    browser.shoot(page, path, width, height)

@@ -14,14 +14,17 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from dlc_sentinel.records import RunSnapshot
-from dlc_sentinel.ui import head, numbers, traffic
-from dlc_sentinel.ui.charts import ASCII, UNICODE
-from dlc_sentinel.ui.page import Page
+from dlc_sentinel.ui import detail, head, numbers, traffic
+from dlc_sentinel.ui.browse import FOOTER, START, Place
+from dlc_sentinel.ui.charts import ASCII, DIM, UNICODE
+from dlc_sentinel.ui.page import Page, fit
 
 _WIDE = 120
 _TWO_COLUMNS = 72
 _MIN_WIDTH = 40
 _NATURAL_HEIGHT = 44
+_WORST = 8
+"""Lines of the worst tokens on a screen that is wide and tall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class RunView:
     stale: says why the picture is old ("" = it is not); a stale picture is never shown as healthy.
     others: one line about other runs ("" = none); fills_screen: fit the console's height even where rich, which forgets
     the height of nested renderables, names none.
+    place: what of the run is looked at; has_keys: the last line says which keys there are.
     """
 
     run: RunSnapshot
@@ -39,16 +43,30 @@ class RunView:
     stale: str = ""
     others: str = ""
     fills_screen: bool = False
+    place: Place = START
+    has_keys: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         glyphs = ASCII if options.ascii_only else UNICODE
         page = Page(self.run, self.now_s, self.stale, self.others, glyphs)
         height = options.height or (console.height if self.fills_screen else None)
-        for line in lines(page, max(options.max_width, _MIN_WIDTH), height):
+        for line in self._lines(page, max(options.max_width, _MIN_WIDTH), height):
             if options.ascii_only:
                 line.plain = line.plain.replace("…", "~").encode("ascii", "replace").decode()
             line.truncate(options.max_width, overflow="crop")
             yield line
+
+    def _lines(self, page: Page, width: int, height: int | None) -> list[Text]:
+        foot = [fit(Text(FOOTER, style=DIM), width)] if self.has_keys else []
+        room = None if height is None else height - len(foot)
+        if self.place.sight == "run":
+            found = lines(page, width, room)
+        else:
+            top = head.header(page, width, advice_lines=1)
+            found = top + detail.lines(page, self.place, width, max((room or _NATURAL_HEIGHT) - len(top), 1))
+        if foot and room is not None:
+            found = [*found[:room], *([Text()] * (room - len(found)))]
+        return found + foot
 
 
 def view(
@@ -58,9 +76,11 @@ def view(
     stale: str = "",
     others: str = "",
     fills_screen: bool = False,
+    place: Place = START,
+    has_keys: bool = False,
 ) -> RunView:
     """The renderable for one run; see RunView."""
-    return RunView(run, now_s, stale, others, fills_screen)
+    return RunView(run, now_s, stale, others, fills_screen, place, has_keys)
 
 
 def lines(page: Page, width: int, height: int | None) -> list[Text]:
@@ -84,7 +104,7 @@ def lines(page: Page, width: int, height: int | None) -> list[Text]:
 def _two_columns(page: Page, width: int, room: int) -> list[Text]:
     left, right = _split(width, 2)
     figures = _beside([numbers.ladder(page, left), numbers.divergence(page, right)], (left, right))
-    chart_height = min(max((room - len(figures) - 8) // 2, 1), 4) if page.run.history else 1
+    chart_height = min(max((room - len(figures) - 7) // 2, 1), 4) if page.run.history else 1
     terms = numbers.terms(page, width, chart_height)
     spare = room - len(figures) - len(terms)
     findings = head.findings(page, width, max(spare - 5, 1))
@@ -99,17 +119,19 @@ def _wide(page: Page, width: int, room: int) -> list[Text]:
     figures = _beside(
         [numbers.ladder(page, three[0]), numbers.divergence(page, three[1]), numbers.more(page, three[2])], three
     )
-    chart_height = min(max((room - len(figures) - 12) // 2, 2), 10)
+    chart_height = min(max((room - len(figures) - 12) // 2, 2), 14)
     charts = _beside([numbers.term(page, left, chart_height, name) for name in ("discrepancy", "lag")], (left, right))
     spare = room - len(charts) - len(figures)
     findings = head.findings(page, width, max(spare // 2, 2))
-    num_bottom = max(spare - len(findings) - 1, 2)
+    worst = list(detail.worst_table(page))[:_WORST] if spare - len(findings) >= 2 * _WORST else []
+    worst = [fit(line, width) for line in worst]
+    num_bottom = max(spare - len(findings) - len(worst) - 1, 2)
     bottom = [
         traffic.commands(page, three[0], num_bottom),
         traffic.producers(page, three[1], num_bottom),
         traffic.events(page, three[2], num_bottom),
     ]
-    return charts + figures + findings + _beside(bottom, three)
+    return charts + figures + findings + worst + _beside(bottom, three)
 
 
 def _narrow(page: Page, width: int, room: int) -> list[Text]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
+import urllib.error
 import urllib.request
 
 import pytest
@@ -20,6 +22,7 @@ from dlc_sentinel.sinks.event_log import EventLog
 from dlc_sentinel.sinks.prometheus import PrometheusSink
 from dlc_sentinel.tape.recorder import Recorder
 from dlc_sentinel.tape.schema import STATE_KIND
+from dlc_sentinel.web.sink import PageSink
 
 slow = pytest.mark.slow
 
@@ -45,7 +48,7 @@ def test_the_sinks_are_a_tuple_to_be_read(home):
     for sink in sinks:
         sink.close()
 
-    assert [type(sink) for sink in sinks] == [AlertLines, EventLog, PrometheusSink]
+    assert [type(sink) for sink in sinks] == [AlertLines, EventLog, PrometheusSink, PageSink]
 
 
 @slow
@@ -216,3 +219,40 @@ def test_a_state_of_another_version_is_refused_and_not_half_used(home):
     for _ in range(2):
         with pytest.raises(TapeError, match="run 'r1' is of another version"):
             Sentinel(config)
+
+
+def test_the_page_is_served_on_loopback_and_obeys_nobody_without_the_token(serving):
+    served = serving()
+    page = served.info["page"]
+
+    assert page.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(f"{page}/healthz", timeout=10) as answer:
+        assert answer.read() == b"alive\n"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(urllib.request.Request(f"{page}/api/v1/actions/reset?run=r1", method="POST"), timeout=10)
+
+
+def test_the_page_shows_what_a_job_sends_down_to_its_worst_tokens(serving):
+    served = serving()
+
+    def shown():
+        with urllib.request.urlopen(f"{served.info['page']}/api/v1/page?run=r1", timeout=10) as answer:
+            return json.load(answer)["run"]
+
+    wait_until(lambda: urllib.request.urlopen(f"{served.info['page']}/api/v1/page", timeout=10).status == 200)
+    feed(served.info["data"], range(3))
+    run = wait_until(lambda: (found := shown()) and found["last_step"] >= 1 and found, "the second step")
+
+    assert run["columns"]["step"][:2] == [0, 1]
+    assert len(run["worst"]) == 8
+    assert len(run["worst"][0]["engine"]) == 96
+
+
+def test_the_page_takes_another_port_where_its_own_is_taken_and_can_be_switched_off(serving, home):
+    first = serving()
+    port = first.info["page"].rsplit(":", 1)[1]
+    second = serving("--set", f"serve.page_port={port}", address=f"ipc://{home}/t.sock")
+    third = serving("--set", "serve.page=false", address=f"ipc://{home}/u.sock")
+
+    assert second.info["page"] not in (None, first.info["page"])
+    assert third.info["page"] is None

@@ -61,7 +61,9 @@ def test_a_scrape_shows_the_last_published_snapshot(sink):
 
 
 def test_every_metric_of_the_catalogue_is_served_and_nothing_else(sink):
-    sink.publish(make_snapshot(make_run(step=make_step(forecast_steps={"low": 1.0, "mid": 2.0, "high": 3.0}))))
+    step = make_step(forecast_steps={"low": 1.0, "mid": 2.0, "high": 3.0}, stale_kv={"rms": 0.02})
+    told = {"scalars": ({"step": 12, "reward": 0.4},), "synced": ({"step": 12, "version": 12},)}
+    sink.publish(make_snapshot(make_run(step=step, findings=(make_finding(),), **told)))
 
     assert {name for name, _ in samples(sink)} == {metric.full_name for metric in catalog.METRICS}
 

@@ -9,13 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from factories_snapshots import make_command, make_event, make_finding, make_run, make_snapshot, make_step
+from factories_story import make_strip
 
 from dlc_sentinel.errors import RecordError
 from dlc_sentinel.sinks.snapshot_json import decode, encode, fetch
 
 FULL = make_snapshot(
     make_run(
-        findings=(make_finding(),), commands=(make_command(),), events=(make_event(data={"a": 1, "b": [1.5, "x"]}),)
+        findings=(make_finding(),),
+        commands=(make_command(),),
+        events=(make_event(data={"a": 1, "b": [1.5, "x"]}),),
+        worst=(make_strip(),),
+        scalars=({"step": 1, "reward": 0.5},),
+        synced=({"step": 1, "version": 2},),
+        about=({"role": "trainer", "versions": {"torch": "2.13.0"}},),
     ),
     make_run(run="r2", step=None, history=(), last_step=-1, breaker_open=True),
     num_refused={"unparsable": 3},

@@ -66,13 +66,16 @@ Rule = Callable[[Sequence[StepFacts], View], list[Candidate]]
 
 
 def lag_level(facts: StepFacts, config: Config) -> int:
-    """2 = severe, 1 = below the threshold, 0 = not. A sample too small even when pooled counts only when severe."""
+    """2 = severe, 1 = below the threshold, 0 = not. A sample too small even when pooled counts only when severe.
+
+    Severe is acted on at once, so it must not hang on a single wild block: its interval has to be low, too.
+    """
     # Before any weight has moved there is no lag: what looks like it is the trainer's own noise.
     unmoved = facts.age_max == 0 and facts.last_update == 0 and facts.unmoved.num > 0
     ess = math.nan if unmoved else facts.judged_ess
     if math.isnan(ess):
         return 0
-    if ess < config.ess.severe:
+    if ess < config.ess.severe and not (facts.action_enough and facts.action_interval[1] >= config.ess.threshold):
         return 2
     return 1 if ess < config.ess.threshold and facts.action_enough else 0
 
@@ -90,6 +93,8 @@ def engine_values(facts: StepFacts) -> Values:
 
 def wants_drop(facts: StepFacts, config: Config) -> bool:
     """True when fresh weights would not help: the engine has newer ones than the rows, or young rows are fine."""
+    if facts.age_max == 0:
+        return False
     youngest = max((int(version) for version in facts.by_version), default=-1)
     if youngest >= 0 and facts.engine_version > youngest:
         return True
@@ -140,7 +145,8 @@ def apart(facts: StepFacts, tokens: int = CATASTROPHE_TOKENS) -> bool:
 
 
 def disagree(history: Sequence[StepFacts], tokens: int = CATASTROPHE_TOKENS) -> bool:
-    """They are apart, and were so from the start or became so at once."""
+    """They are apart, and were so from the start or became so at once, however long ago that is."""
     seen = [f.profile.correlation for f in history[:-1] if f.profile.correlation_tokens >= tokens]
-    at_once = not seen or seen[-1] > AGREEING or all(c < CATASTROPHE_CORRELATION for c in seen)
-    return apart(history[-1], tokens) and at_once
+    while seen and seen[-1] < CATASTROPHE_CORRELATION:
+        seen.pop()
+    return apart(history[-1], tokens) and (not seen or seen[-1] > AGREEING)

@@ -25,6 +25,7 @@ from dlc_sentinel.records import Json
 
 CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
 """A change of the engine's law is a fault where its second moment doubles and is more than fp32 numerics."""
+CHANGE_STEPS, CHANGE_TOKENS = 5, 1000
 CATASTROPHE_FLOOR = 5.0
 RESUMED_STEPS = 3
 SELF_NATS = 0.1
@@ -130,16 +131,26 @@ def _kind(history: Sequence[StepFacts]) -> str:
 
 
 def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
-    """The lag-0 rows of this step are of another law than those before, at once and not as a drift."""
-    now = history[-1]
-    past = [f.current.rms for f in history[:-1] if f.current.num]
-    doubled = now.engine_change >= CHANGE_RATIO and now.current.rms >= CHANGE_NATS
-    if not doubled or not past or now.current.rms**2 < CHANGE_RATIO * past[-1] ** 2:
+    """The lag-0 rows of this step are of another law than those before, at once and not as a drift.
+
+    A few wild tokens double the second moment of a handful of rows, too: a small step has to be followed by another.
+    """
+    now, seen = history[-1], [f for f in history if f.current.num]
+    since = next((at for at in (1, 2) if len(seen) > at and seen[-at].engine_change >= CHANGE_RATIO), 0)
+    if not since or seen[-1] is not now or (since == 1 and now.current.num < CHANGE_TOKENS):
+        return []
+    before = max(f.current.rms for f in seen[:-since][-CHANGE_STEPS:])
+    least = min(f.current.rms for f in seen[-since:])
+    if least < CHANGE_NATS or least**2 < CHANGE_RATIO * before**2:
         return []
     if rising(history)[0] >= 0 or now.repeated_checksum or view.resync_without_effect or view.resync_pending:
         return []  # as above
-    evidence = {"second_moment_ratio": now.engine_change, "rms_nats": now.current.rms, "rms_before_nats": past[-1]}
-    return [Candidate("ENGINE", "changed", 0.9, ADVICE["ENGINE", "changed"], evidence, at_once=True)]
+    ratio = seen[-since].engine_change
+    evidence: dict[str, Json] = {
+        "second_moment_ratio": ratio, "rms_nats": now.current.rms, "rms_before_nats": before
+    }  # fmt: skip
+    advice, at = ADVICE["ENGINE", "changed"], seen[-since].step
+    return [Candidate("ENGINE", "changed", 0.9, advice, evidence, at, at_once=True)]
 
 
 def trainer_noise(history: Sequence[StepFacts], view: View) -> list[Candidate]:

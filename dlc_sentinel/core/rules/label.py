@@ -28,7 +28,8 @@ def label(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         evidence["rows_at_the_floor_at_present_weights"] = p.mislabelled_rows
         return [Candidate("LABEL", "other_version", 0.9, ADVICE["LABEL", "other_version"], evidence)]
     some = p.fitting_rows >= ROW_SHARE and _rows(history, "fitting_rows") >= MIN_ROWS and p.near_rows >= NEAR_SHARE
-    if some and not p.replica and p.keyed_groups == 0.0 and rising(history)[0] < 0:
+    others = p.broken_rows + p.shifted_rows + p.unpaired_rows
+    if some and p.fitting_rows > others and not p.replica and p.keyed_groups == 0.0 and rising(history)[0] < 0:
         evidence["far_rows_whose_streams_fit"] = p.fitting_rows
         return [Candidate("LABEL", "some_rows", 0.7, ADVICE["LABEL", "some_rows"], evidence)]
     return []

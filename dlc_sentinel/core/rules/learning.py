@@ -11,6 +11,7 @@ from dlc_sentinel.core.rules.base import Candidate, View
 from dlc_sentinel.records import Json
 
 ENTROPY_SHARE = 0.1
+AT_PEAK, LEARNT_TIMES = 0.9, 1.5
 TRUNCATED, TRUNCATED_RISE = 0.5, 0.25
 LENGTH_TIMES = 3.0
 REWARD_SHARE, MIN_PEAK = 0.5, 0.05
@@ -35,7 +36,16 @@ def learning(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 
 def _entropy(now: StepFacts) -> dict[str, Json]:
     value, start = _of(now, "entropy")
-    return {"entropy": value, "entropy_start": start} if value < ENTROPY_SHARE * start else {}
+    if not value < ENTROPY_SHARE * start or _has_learnt(now):
+        return {}
+    return {"entropy": value, "entropy_start": start}
+
+
+def _has_learnt(now: StepFacts) -> bool:
+    """The reward has risen and is at its peak: a policy that has solved its task is sure of itself."""
+    mean, peak = now.learning.get("reward_mean", math.nan), now.learning.get("reward_peak", math.nan)
+    start = now.learning.get("reward_start", math.nan)
+    return mean >= AT_PEAK * peak and mean >= LEARNT_TIMES * start and peak > 0.0
 
 
 def _truncation(now: StepFacts) -> dict[str, Json]:
