@@ -185,7 +185,7 @@ def _far_tokens(x_N: F64, engine_N: F64, trainer_N: F64, floor_rms: float) -> Bo
 
 def _classes(
     worst: Sequence[WholeRow], sample: Sequence[WholeRow], far_share: float, floor_rms: float
-) -> dict[str, float | int]:
+) -> dict[str, Json]:
     """Far rows by class; what is seen of the rows at hand stands for all far rows."""
     limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
     seen = {id(row): row for row in (*worst, *sample)}.values()
