@@ -181,8 +181,8 @@ def vllm_plugin_claims(found: Mapping[str, Json]) -> list[Claim]:
 
 
 def verl_claims(found: Mapping[str, Json]) -> list[Claim]:
-    share = number(found, "own_share_of_cpu")
-    return [Claim("verl job: our CPU in a step's", f"{share:.2%}", "2 %", 0.02 / share)]
+    share = number(found, "thread_share_of_cpu")
+    return [Claim("verl job: our thread's CPU in a step's", f"{share:.2%}", "2 %", 0.02 / share)]
 
 
 def calibrated_claims(found: Mapping[str, Json]) -> list[Claim]:

@@ -380,11 +380,20 @@ def log_name(metric: Metric, sample: Sample) -> str:
     return LOG_PREFIX + "/".join((metric.name, *sample.labels, *([sample.engine] if sample.engine else [])))
 
 
+LOGGED = (
+    "lag_ess_ratio", "action_lag_ess_ratio", "half_horizon_tokens", "discrepancy_nats", "lag_nats", "total_nats",
+    "floor_nats", "kl_nats", "kl_reliable", "version_age", "forecast_steps", "loop_gain_ratio", "finding_active",
+    "commands_total", "dropped_tokens_total", "last_step",
+)  # fmt: skip
+"""What a training log takes; the rest says how the sentinel itself is, or repeats what the stack logs."""
+
+
 def log_values(run: RunSnapshot) -> dict[str, float]:
-    """All metrics of a run as {log name: value}, for a stack's own logger; NaN left out."""
+    """The metrics of a run that are LOGGED as {log name: value}, for a stack's own logger; NaN left out."""
     return {
         log_name(metric, sample): sample.value
         for metric in METRICS
+        if metric.name in LOGGED
         for sample in metric.samples(run)
         if not math.isnan(sample.value)
     }
