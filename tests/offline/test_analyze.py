@@ -19,7 +19,7 @@ TOP = {"schema", "verdict", "findings", "steps", "commands", "unparsed_lines"}
 STEP = {
     "step", "version", "updates", "basis", "num_tokens", "num_groups", "num_blocks", "version_age", "lag_ess",
     "lag_ess_interval", "lag_ess_by_age", "half_horizon", "coverage", "discrepancy", "lag", "total", "stale_kv",
-    "floor",     "loop_gain", "forecast_steps", "kl", "dropped",
+    "floor",     "loop_gain", "forecast_steps", "kl", "dropped", "rescored", "discrepancy_by", "tokens_by_age",
 }  # fmt: skip
 TERM = {"mean", "rms", "p50_abs", "p99_abs"}
 RUNGS = {"1", "8", "32", "128", "512", "inf"}
