@@ -13,10 +13,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.detection import demo_runs, healthy, labelled, score
-from benchmarks.detection.grid import plans
+from benchmarks.detection.grid import Plan, plans
 from dlc_sentinel.core.facts import no_nan
 from dlc_sentinel.records import Json
 
@@ -43,7 +44,7 @@ def play_labelled(out: Path, seconds: float) -> bool:
     path = out / "labelled.jsonl"
     done = {row["name"] for row in _rows(path)}
     todo = [plan for plan in plans() if plan.name not in done]
-    return _append(path, seconds, ((lambda plan=plan: labelled.play(plan).to_json()) for plan in todo))
+    return _append(path, seconds, (partial(_labelled, plan) for plan in todo))
 
 
 def play_healthy(out: Path, seconds: float, steps: int = HEALTHY_STEPS) -> bool:
@@ -51,7 +52,7 @@ def play_healthy(out: Path, seconds: float, steps: int = HEALTHY_STEPS) -> bool:
     path = out / "healthy.jsonl"
     done = {row["seed"] for row in _rows(path)}
     todo = [run for run in healthy.runs(steps, seeds_from=HEALTHY_SEEDS_FROM) if run.seed not in done]
-    return _append(path, seconds, ((lambda run=run: healthy.to_json(run, healthy.play(run))) for run in todo))
+    return _append(path, seconds, (partial(_healthy, run) for run in todo))
 
 
 def play_demo(out: Path, seconds: float, stops: int = NUM_STOPS, calm: int = NUM_CALM) -> bool:
@@ -81,6 +82,14 @@ def found_in(out: Path) -> dict[str, Json]:
     clean = no_nan(found)
     assert isinstance(clean, dict)
     return clean
+
+
+def _labelled(plan: Plan) -> Json:
+    return labelled.play(plan).to_json()
+
+
+def _healthy(run: healthy.Healthy) -> Json:
+    return healthy.to_json(run, healthy.play(run))
 
 
 def _append(path: Path, seconds: float, jobs: Iterable[Callable[[], Json]]) -> bool:

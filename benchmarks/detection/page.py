@@ -117,7 +117,7 @@ def page(found: Found) -> str:
 
 def _labelled(found: Found) -> str:
     lines = [
-        LABELLED.format(**found | {"healthy": len(found["catastrophic_called_healthy"])}),
+        LABELLED.format(**{**found, "healthy": len(found["catastrophic_called_healthy"])}),
         *(f"| {name} | {of['visible']} | {_percent(of['accuracy'])} |\n" for name, of in found["verdicts"].items()),
         VISIBLE,
         *(_kind(name, of) for name, of in found["kinds"].items()),
@@ -144,7 +144,7 @@ def _healthy(found: Found) -> str:
     num = len(found["findings"]) + len(found["commands"])
     rows = [f"| {QUIRKS[quirk]} | {steps} | {n} |\n" for quirk, (steps, n) in found["steps_and_alarms"].items()]
     alarms = "".join(f"* {text}\n" for text in (*found["findings"], *found["commands"]))
-    return HEALTHY.format(**found | {"num": num}) + "".join(rows) + (f"\n{alarms}" if alarms else "")
+    return HEALTHY.format(**{**found, "num": num}) + "".join(rows) + (f"\n{alarms}" if alarms else "")
 
 
 def _demo(found: Found) -> str:

@@ -29,7 +29,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Json]:
     """All figures of the labelled runs, JSON-ready. Accuracy is over runs at visible severity."""
     visible = [row for row in rows if row["visible"]]
     healthy_called = [row["name"] for row in rows if row["catastrophic"] and row["called"] == "HEALTHY"]
-    kinds = {f"{row['verdict']}/{row['kind']}": [] for row in rows}
+    kinds: dict[str, list[Row]] = {f"{row['verdict']}/{row['kind']}": [] for row in rows}
     for row in rows:
         kinds[f"{row['verdict']}/{row['kind']}"].append(row)
     return {

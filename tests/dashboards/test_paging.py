@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import factories_boards as boards
 import pytest
 import yaml
 from factories_cli import connect, ended, program, send_step
-from factories_prometheus import Alertmanager, Prometheus, Webhook, get, wait_for
+from factories_prometheus import Alertmanager, Prometheus, Webhook, free_port, get, wait_for
 
 from dlc_sentinel.cli.sentinel import Sentinel
 from dlc_sentinel.config import Act, Config, Serve
@@ -25,6 +26,11 @@ missing = [name for name in PROGRAMS if shutil.which(name) is None]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")]
 FASTER = 30
 """Every `for` is this many times shorter: a DlcBlind that waits 10 minutes waits 20 s here."""
+
+
+HEALTHY_S = float(os.environ.get("DLC_TEST_HEALTHY_S", "45"))
+"""Seconds that the healthy run lives at least."""
+DEMO_S = 240.0
 
 
 def hurried(rules):
@@ -95,7 +101,7 @@ def paged(tmp_path_factory):
                     wait_for(lambda: prometheus.now('dlc_sentinel_last_step{run="healthy"} > 0'), "the healthy run")
                     collapsing_job(sentinel.address, lag)
                     wait_for(lag, "the pager")
-                    wait_for(lambda: time.time() - started > 45, "the healthy run's time", 60)
+                    wait_for(lambda: time.time() - started > HEALTHY_S, "the healthy run's time", HEALTHY_S + 15)
                     link = lag()[0]["annotations"]["runbook_url"]
                     yield {
                         "posts": webhook.alerts(),
@@ -127,7 +133,7 @@ def test_the_link_in_the_page_leads_to_its_runbook(paged):
 
 
 def test_no_alert_was_ever_firing_for_the_healthy_run(paged):
-    """It lives for at least 45 s, which with `for` shortened thirtyfold stands for more than 20 minutes."""
+    """It lives for at least HEALTHY_S, which with `for` shortened thirtyfold stands for more than 20 minutes."""
     of_healthy = [
         series["metric"]["alertname"] for series in paged["fired"]
         if series["metric"].get("run") == "healthy" and series["metric"]["alertstate"] == "firing"
@@ -240,3 +246,48 @@ def test_a_recording_that_collapses_fires_lag_and_nothing_else(tmp_path):
     _, fired, done = alerts_of(lines, tmp_path / "ill")
 
     assert fired == {"DlcLag"}, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo itself, three real runs side by side, until its pager has rung and its control has ended."""
+    folder, port = tmp_path_factory.mktemp("demo"), free_port()
+    example = (boards.FOLDER / "alertmanager" / "alertmanager.yml").read_text()
+    settings = ("--set", f"serve.metrics_port={port}", "--set", "serve.page=false")
+    with Webhook() as webhook, (folder / "said.txt").open("w") as said:
+        example = example.replace("http://127.0.0.1:9099", webhook.url).replace("group_wait: 10s", "group_wait: 1s")
+        job = program("demo", "--plain", "--out", folder / "out", *settings, stdout=said, stderr=said)
+        try:
+            with Alertmanager(folder, example) as manager:
+                config = exported(folder / "export", f"http://127.0.0.1:{port}", manager.port)
+                with Prometheus(folder, config) as prometheus:
+                    started = time.time()
+
+                    def lag():
+                        return [a for _, a in webhook.alerts() if a["labels"]["alertname"] == "DlcLag"]
+
+                    wait_for(lag, "the pager", DEMO_S)
+                    runbook = get(lag()[0]["annotations"]["runbook_url"])
+                    reached = 'dlc_sentinel_last_step{run="control"} >= 150'
+                    wait_for(lambda: prometheus.now(reached), "the end of the healthy arm", DEMO_S)
+                    fired = prometheus.over("ALERTS", start_s=started, end_s=time.time(), step_s=1)
+                    yield {"lag": lag(), "runbook": runbook, "fired": fired}
+        finally:
+            job.kill()
+            job.wait()
+
+
+def test_the_demos_collapse_reaches_the_pager_with_a_link_that_leads_somewhere(demo):
+    status, text = demo["runbook"]
+
+    assert {alert["labels"]["run"] for alert in demo["lag"]} <= {"unwatched", "watched"}
+    assert status == 200 and "# LAG" in text
+
+
+def test_no_alert_fires_for_the_demos_healthy_arm(demo):
+    of_control = [
+        series["metric"]["alertname"] for series in demo["fired"]
+        if series["metric"].get("run") == "control" and series["metric"]["alertstate"] == "firing"
+    ]  # fmt: skip
+
+    assert of_control == []

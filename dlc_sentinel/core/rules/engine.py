@@ -25,7 +25,7 @@ from dlc_sentinel.records import Json
 
 CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
 """A change of the engine's law is a fault where its second moment doubles and is more than fp32 numerics."""
-CHANGE_STEPS, CHANGE_TOKENS = 5, 1000
+CHANGE_STEPS, CHANGE_TOKENS, CHANGE_MEDIAN = 5, 1000, 1.2
 CATASTROPHE_FLOOR = 5.0
 RESUMED_STEPS = 3
 SELF_NATS = 0.1
@@ -133,11 +133,12 @@ def _kind(history: Sequence[StepFacts]) -> str:
 def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """The lag-0 rows of this step are of another law than those before, at once and not as a drift.
 
-    A few wild tokens double the second moment of a handful of rows, too: a small step has to be followed by another.
+    A few wild tokens double the second moment, too: a step that is small, or whose middle token is as near as before,
+    has to be followed by another.
     """
     now, seen = history[-1], [f for f in history if f.current.num]
     since = next((at for at in (1, 2) if len(seen) > at and seen[-at].engine_change >= CHANGE_RATIO), 0)
-    if not since or seen[-1] is not now or (since == 1 and now.current.num < CHANGE_TOKENS):
+    if not since or seen[-1] is not now or (since == 1 and not _speaks_alone(seen)):
         return []
     before = max(f.current.rms for f in seen[:-since][-CHANGE_STEPS:])
     least = min(f.current.rms for f in seen[-since:])
@@ -151,6 +152,12 @@ def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     }  # fmt: skip
     advice, at = ADVICE["ENGINE", "changed"], seen[-since].step
     return [Candidate("ENGINE", "changed", 0.9, advice, evidence, at, at_once=True)]
+
+
+def _speaks_alone(seen: Sequence[StepFacts]) -> bool:
+    """True where the newest step is large, and not its tail alone has grown."""
+    now, before = seen[-1], [f.discrepancy.p50_abs for f in seen[:-1]][-CHANGE_STEPS:]
+    return now.current.num >= CHANGE_TOKENS and now.discrepancy.p50_abs >= CHANGE_MEDIAN * max(before)
 
 
 def trainer_noise(history: Sequence[StepFacts], view: View) -> list[Candidate]:

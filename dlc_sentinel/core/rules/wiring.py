@@ -11,7 +11,7 @@ from dlc_sentinel.core.rules.base import Candidate, View, copied, moved
 BOUND_SAFE = 0.52
 """ESS_h* of the total above which the lag's is above one half whatever the discrepancy is."""
 BLIND_SHARE = 0.5
-UNWIRED_STEPS = 3
+UNWIRED_STEPS, BLIND_STEPS = 3, 3
 
 
 def unwired(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -39,7 +39,9 @@ def blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         }
         advice = ADVICE["BLIND", "unusable_tokens"]
         found.append(Candidate("BLIND", "unusable_tokens", 0.95, advice, evidence))
-    if now.basis == "mixed" and not now.bound_ess >= BOUND_SAFE:
+    # a step between two that could be split leaves nobody blind
+    recent = [f for f in history if f.num_tokens][-BLIND_STEPS:]
+    if now.num_tokens and all(f.basis == "mixed" and not f.bound_ess >= BOUND_SAFE for f in recent):
         evidence = {"total_ess": now.bound_ess, "age_mean": now.age_mean, "basis": now.basis, **copied(now)}
         evidence |= {"not_calibrated": now.unsplit} if now.unsplit else {}
         found.append(Candidate("BLIND", "mixed_basis", 0.8, ADVICE["BLIND", "mixed_basis"], evidence))
