@@ -10,15 +10,15 @@ import numpy as np
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.ages import FirstTotals, VersionTally
+from dlc_sentinel.core.calibration import StepCalibration
 from dlc_sentinel.core.facts import NAN, Basis, ClosedStep, StepFacts, Values
 from dlc_sentinel.core.lagfacts import LagSums, calibrated_action, values_of, with_calibrated_lag, with_exact_lag
-from dlc_sentinel.core.probe import Probe, thinned
+from dlc_sentinel.core.probe import Probe
 from dlc_sentinel.core.rows import Rows
 from dlc_sentinel.core.tokens import INFORMATIVE_NATS, Tokens, usable
-from dlc_sentinel.core.unsplit import SplitLag, UnsplitRows, cells_of
-from dlc_sentinel.maths.arrays import UNKNOWN_AGE, dot
+from dlc_sentinel.core.unsplit import SplitLag, UnsplitRows
+from dlc_sentinel.maths.arrays import UNKNOWN_AGE
 from dlc_sentinel.maths.calibrated import CalibrationPool
-from dlc_sentinel.maths.cells import DiscrepancyCells, mixed
 from dlc_sentinel.maths.ess import pooled_ess
 from dlc_sentinel.maths.lag import LagStats
 from dlc_sentinel.maths.ratio import log_ratio
@@ -27,10 +27,6 @@ from dlc_sentinel.records import F32, F64, UNKNOWN_VERSION, Bool
 
 MIXED_SHARE = 0.01
 """A basis that covers more than this share of a step's tokens names the step's basis."""
-CALIBRATION_TOKENS = 1 << 16
-"""Lag-0 tokens that a step gives to the calibration, where there are many more."""
-MIN_LAG0_ROWS = 3
-"""Fewer rows without lag do not prove that the engine changed."""
 ArrayT = TypeVar("ArrayT", F32, F64)
 
 
@@ -69,13 +65,7 @@ class StepWindow:
         self._current = SquareSum()
         self._unmoved = SquareSum()
         self.probe = Probe(thins[0])
-        self._lag0 = DiscrepancyCells()
-        self._older = DiscrepancyCells()
-        self._older_version = UNKNOWN_VERSION
-        self._rescored = SquareSum()
-        self._shared = 0.0
-        self._thin = thins[1]
-        """Of the lag-0 rows one in 2**thin is taken for the calibration; which, their own content says."""
+        self._calibration = StepCalibration(thins[1])
         self._total_first = FirstTotals()
         self._versions = VersionTally()
         self._groups: set[int] = set()
@@ -98,9 +88,7 @@ class StepWindow:
     @property
     def thins_next(self) -> tuple[int, int]:
         """`thins` (of the probe, of the calibration) that suit a step like this one."""
-        return self.probe.thin_next, thinned(
-            max(self._lag0.num_tokens, self._older.num_tokens) << self._thin, CALIBRATION_TOKENS
-        )
+        return self.probe.thin_next, self._calibration.thin_next
 
     def add(self, rows: Rows, refuse: Callable[[int, str, int], None]) -> None:
         """Takes complete rows of this step."""
@@ -121,7 +109,7 @@ class StepWindow:
         if not exact_S.all():
             update.unsplit.add(tokens, total_N, ~exact_S)
             if tokens.rescored_N is not None and tokens.update == 0:
-                self._rescored_rows(tokens)
+                self._calibration.add_rescored(tokens)
             if tokens.update == 0:
                 self.probe.add(tokens, total_N, tokens.cur_N, ~exact_S, exact=False)
 
@@ -144,7 +132,7 @@ class StepWindow:
         lag_N = log_ratio(tokens.cur_N, tokens.gen_N)
         disc_N = log_ratio(tokens.gen_N, tokens.engine_N)
         if tokens.update == 0:
-            self._calibrate(tokens, disc_N)
+            self._calibration.add_exact(tokens, disc_N)
             if tokens.row_exact_S.any():
                 self.probe.add(tokens, disc_N, tokens.gen_N, tokens.row_exact_S, exact=True)
         mixed_kv_K = _later_spans(tokens)
@@ -166,40 +154,6 @@ class StepWindow:
         if tokens.row_exact_S.any():
             _add_rows(update.lag_rows, lag_N, tokens, tokens.row_exact_S)
 
-    def _calibrate(self, tokens: Tokens, disc_N: F64) -> None:
-        """Takes the exact rows of the first update: those without lag, and older ones in case there are none."""
-        row_age_S = np.full(len(tokens.group_S), UNKNOWN_AGE)
-        row_age_S[tokens.span_row_K] = tokens.span_age_K
-        one_S = tokens.row_exact_S.copy()
-        one_S[tokens.span_row_K[_later_spans(tokens)]] = False
-        if self._thin and one_S.any():
-            last_S = tokens.engine_N[tokens.offsets_S1[1:] - 1].view(np.uint32).astype(np.uint64)
-            one_S &= mixed(last_S ^ tokens.group_S.view(np.uint64)) >> np.uint64(64 - self._thin) == 0
-        lag0_S = one_S & (row_age_S == 0)
-        if lag0_S.any():
-            self._lag0.merge(cells_of(tokens, disc_N, lag0_S))
-        older_S = one_S & (row_age_S > 0) & (row_age_S != UNKNOWN_AGE)
-        if older_S.any():
-            self._older.merge(cells_of(tokens, disc_N, older_S))
-            self._older_version = max(self._older_version, tokens.version - int(row_age_S[older_S].min()))
-
-    def _rescored_rows(self, tokens: Tokens) -> None:
-        """Rows that the engine scored once more: discrepancy at present weights, and what it shares with the rest."""
-        assert tokens.rescored_N is not None and tokens.cur_N is not None
-        now_N = log_ratio(tokens.cur_N, tokens.rescored_N)
-        moved_N = log_ratio(tokens.rescored_N, tokens.engine_N)
-        self._lag0.merge(cells_of(tokens, now_N, np.ones(len(tokens.group_S), np.bool_)))
-        self._rescored.add(now_N)
-        self._shared += 2.0 * dot(now_N, moved_N)
-
-    def _settle(self, law: CalibrationPool) -> float:
-        """Adds the step's rows to the law; the ratio by which they changed it, nan where they did not."""
-        cells, version = self._lag0, self.version
-        if cells.num_rows < MIN_LAG0_ROWS and self._older.num_rows:
-            cells, version = self._older, self._older_version
-        law.add(cells, version)
-        return law.change_ratio if cells.num_rows >= MIN_LAG0_ROWS else NAN
-
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def close(self, before: Sequence[ClosedStep], law: CalibrationPool, *, pool_after_step: int) -> ClosedStep:
@@ -207,7 +161,7 @@ class StepWindow:
 
         `law`: what lag-0 rows say of the discrepancy; this step's rows are added to it.
         """
-        change = self._settle(law)
+        change = self._calibration.settle(law, self.version)
         order = sorted(self._updates)
         last = order[-max(1, len(order) // 4) :]
         pooled = _Update.of(self._config)
@@ -248,8 +202,8 @@ class StepWindow:
             coverage=coverage,
             unsplit=split.reason,
             engine_change=change,
-            rescored=Values(rms=self._rescored.rms, num=self._rescored.num),
-            rescored_interaction=self._shared / self._rescored.num if self._rescored.num else NAN,
+            rescored=self._calibration.rescored,
+            rescored_interaction=self._calibration.interaction,
             bound_ess=pooled_ess((exact.n, num_bound), (exact.ratio, bound)),
             discrepancy=values_of(self._discrepancy),
             total=values_of(pooled.total),
