@@ -86,8 +86,9 @@ All rules need 2 of the last 3 steps. {halved} of the {stops} runs halved.
 |---|---|---|---|
 """
 DEMO_NOTES = """
-LEARNING findings are read from the trainer's own scalars and say nothing of the engine; they count in the second row
-only (here: entropy below a tenth of its start, because the task is solved and the policy is sure).
+LEARNING findings are read from the trainer's own scalars and say nothing of the engine: they count in the second row
+only. `ppo_kl` and the clip fraction are of the trainer's current policy against the generator's; a stack that scores
+`old` again at the current weights has both at exactly 0.
 
 | run | verdict | halved at | first alarm |
 |---|---|---|---|
@@ -153,7 +154,8 @@ def _demo(found: Found) -> str:
     lines = [DEMO.format(stops=stops, calm=len(runs) - stops, halved=halved)]
     for name, rule in found["rules"].items():
         lead = "none" if rule["median_lead_steps"] is None else f"{rule['median_lead_steps']:g}"
-        lines.append(f"| {name} | {rule['in_time']} of {rule['of']} | {lead} | {rule['false_alarms']} |\n")
+        words = name.replace("|", "\\|")
+        lines.append(f"| {words} | {rule['in_time']} of {rule['of']} | {lead} | {rule['false_alarms']} |\n")
     lines += [_winners(found["rules"]), _forecasts(runs), DEMO_NOTES]
     for run in runs:
         first = run["rules"]["dlc-sentinel"]["first"]
@@ -174,8 +176,8 @@ def _winners(rules: Mapping[str, Found]) -> str:
         if rule["median_lead_steps"] is not None and rule["median_lead_steps"] > lead
     ]
     quieter = [name for name, rule in others.items() if rule["false_alarms"] < alarms]
-    said = f"\nSooner than the sentinel: {', '.join(sooner) or 'none'}. "
-    return said + f"With fewer false alarms: {', '.join(quieter) or 'none'}.\n"
+    said = "\nSooner than the sentinel:\n\n" + "".join(f"* {text}\n" for text in sooner or ["none"])
+    return said + f"\nWith fewer false alarms: {', '.join(quieter) or 'none'}.\n"
 
 
 def _forecasts(runs: list[Found]) -> str:

@@ -19,11 +19,21 @@ from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.effect import Pending
 from dlc_sentinel.core.facts import StepFacts, no_nan
-from dlc_sentinel.core.rules.base import MIN_ENGINE_NATS, Candidate, View, at_floor, lag_level, wants_drop
+from dlc_sentinel.core.rules.base import (
+    MIN_ENGINE_NATS,
+    Candidate,
+    View,
+    at_floor,
+    engine_values,
+    lag_level,
+    wants_drop,
+)
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2
 CALM_NATS_FACTOR = 2.0
+MOVED_FLOORS = 1.5
+"""The trainer's movement is counted from where the engine last was within this of its floor."""
 HISTORY = 200
 MAX_CALM_AGES = 64
 QUEUE_ROUNDS = 2
@@ -267,7 +277,7 @@ class Decider:
     def _remember(self, facts: StepFacts) -> None:
         s = self.state
         moved = facts.scalars.get("displacement_nats", math.nan)
-        if at_floor(facts):
+        if not engine_values(facts).rms > MOVED_FLOORS * facts.floor_rms:
             s.displacement_nats = 0.0
         if s.missing_version != UNKNOWN_VERSION and facts.tokens_since(s.missing_version)[0]:
             s.missing_version = UNKNOWN_VERSION

@@ -104,8 +104,6 @@ class Line:
             socket.ipv6 = ":" in self._address.host
             socket.reconnect_ivl = 100
             socket.reconnect_ivl_max = 2000
-            socket.heartbeat_ivl = 2000
-            socket.heartbeat_timeout = 10000
             if self._keys is not None:
                 socket.curve_serverkey = self._keys.sentinel_public
                 socket.curve_publickey = self._keys.public
