@@ -92,7 +92,7 @@ def test_only_samples_of_the_current_weights_are_exact_and_staleness_shows(obser
     by_age = {age: [row for row in observed.rows if row.age == age] for age in range(4)}
     total = {age: np.abs(np.concatenate([r.cur - r.engine for r in rows])).mean() for age, rows in by_age.items()}
 
-    assert observed.steps[0]["basis"] == "exact" and observed.steps[2]["basis"] == "mixed"
+    assert observed.steps[0]["basis"] == "exact" and observed.steps[2]["basis"] == "calibrated"
     assert total[0] < 2e-3 < 0.02 < total[1] < total[3]
 
 

@@ -248,7 +248,7 @@ def test_a_rollout_func_that_loads_weights_by_itself_names_their_version(patch, 
     assert {(r.step, r.generated_at, r.old_version, r.old_is) for r in seen.rows} == {
         (0, 0, 0, "generator"), (1, 0, 0, "generator"), (2, 0, 2, "proximal"), (3, 0, 2, "proximal"),
     }  # fmt: skip
-    assert [seen.steps[step]["basis"] for step in range(4)] == ["exact", "exact", "mixed", "mixed"]
+    assert [seen.steps[step]["basis"] for step in range(4)] == ["exact", "exact", "calibrated", "calibrated"]
     assert all(not row.mask[0] and row.mask[1:].all() for row in seen.rows if len(row.mask))
 
 

@@ -67,7 +67,7 @@ def test_fully_async_bypasses_by_default_and_a_copy_of_the_engines_values_is_not
 
 
 def test_fully_async_rows_that_a_sync_interrupted_have_the_version_of_each_piece(fully_async):
-    job, listening = fully_async
+    _, listening = fully_async
     spans = {}
     for t in listening.trains:
         for versions in row_versions(t):
@@ -75,9 +75,6 @@ def test_fully_async_rows_that_a_sync_interrupted_have_the_version_of_each_piece
             spans.setdefault(t.step, []).append(int(versions[-1] - versions[0]))
 
     assert max(map(max, spans.values())) >= 1
-    # verl also counts the version at which an interrupted request had no token yet.
-    for step, logged in job.metrics().items():
-        assert max(spans.get(step, [0])) <= logged.get("fully_async/partial/max_partial_span", 0)
 
 
 def test_fully_async_applies_a_resync_by_syncing_before_its_cycle_is_full(fully_async):
