@@ -32,8 +32,7 @@ from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2
 CALM_NATS_FACTOR = 2.0
-MOVED_FLOORS = 1.5
-"""The trainer's movement is counted from where the engine last was within this of its floor."""
+QUIET_FLOORS = 1.5
 HISTORY = 200
 MAX_CALM_AGES = 64
 QUEUE_ROUNDS = 2
@@ -84,6 +83,8 @@ class State:
     chatty_said: bool = False
     displacement_nats: float = 0.0
     """Sum of the trainer's own reported movement since the engine was last at its floor."""
+    displacement_quiet_nats: float = 0.0
+    """The same since it was last within QUIET_FLOORS of its floor: weights are missed before an alarm is due."""
     missing_version: int = UNKNOWN_VERSION
     """Acknowledged, but no row of it came within `pending_steps`; unknown = none is missing."""
     missing_since: int = -1
@@ -277,12 +278,15 @@ class Decider:
     def _remember(self, facts: StepFacts) -> None:
         s = self.state
         moved = facts.scalars.get("displacement_nats", math.nan)
-        if not engine_values(facts).rms > MOVED_FLOORS * facts.floor_rms:
+        if at_floor(facts):
             s.displacement_nats = 0.0
+        if not engine_values(facts).rms > QUIET_FLOORS * facts.floor_rms:
+            s.displacement_quiet_nats = 0.0
         if s.missing_version != UNKNOWN_VERSION and facts.tokens_since(s.missing_version)[0]:
             s.missing_version = UNKNOWN_VERSION
         if math.isfinite(moved):
             s.displacement_nats += moved
+            s.displacement_quiet_nats += moved
         if s.pending is not None or not at_floor(facts):
             return
         for age, (_, rms) in facts.total_first.items():
@@ -343,9 +347,9 @@ class Decider:
         return Decision("breaker" if s.breaker_open else "effect", text, outcome="failed")
 
     def _explained_by_movement(self, total: float) -> bool:
-        moved = self.state.displacement_nats
-        factor = self._config.act.effect_factor
-        return moved > 0 and total / factor <= moved <= total * factor
+        s, factor = self.state, self._config.act.effect_factor
+        moved = (s.displacement_nats, s.displacement_quiet_nats)
+        return any(nats > 0 and total / factor <= nats <= total * factor for nats in moved)
 
     def _end_pending(self, step: int, *, drain_version: int = UNKNOWN_VERSION) -> None:
         s = self.state
