@@ -135,6 +135,7 @@ class Probe:
         """Numbers of all rows."""
         parts = zip(*self._pieces, strict=True)
         columns: dict[str, Json] = {name: np.concatenate(of) for name, of in zip(COLUMNS, parts, strict=False)}
+        self._pieces = [tuple(columns.values())] if columns else []
         if not columns:
             none, zero = np.zeros(0, np.float32), np.zeros(0, np.int64)
             return RowTable(np.zeros(0), zero, np.zeros(0, np.bool_), zero, zero, none, none, none, none, ())

@@ -104,7 +104,6 @@ class Profile:
     """Distinct engine logprobs per token, over the trainer's own share."""
     replica: str = ""
     """The replica whose rows alone are far."""
-    replica_rms: float = NAN
     keyed_groups: float = 0.0
     """Share of groups whose rows are all far, where the others' are not."""
     function: FunctionOfLogp = field(default_factory=FunctionOfLogp)
@@ -163,9 +162,13 @@ def _row_floor(table: RowTable, floor_rms: float) -> float:
     return min(max(quiet, floor_rms / MAX_LIFT), floor_rms)
 
 
+def _row_limit(floor_rms: float) -> float:
+    """rms beyond which a row is far, nats."""
+    return max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
+
+
 def _far_rows(table: RowTable, floor_rms: float) -> Bool:
-    limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
-    return table.mean_sq_S > limit * limit
+    return table.mean_sq_S > _row_limit(floor_rms) ** 2
 
 
 def _far_tokens(x_N: F64, engine_N: F64, trainer_N: F64, floor_rms: float) -> Bool:
@@ -187,9 +190,8 @@ def _classes(
     worst: Sequence[WholeRow], sample: Sequence[WholeRow], far_share: float, floor_rms: float
 ) -> dict[str, Json]:
     """Far rows by class; what is seen of the rows at hand stands for all far rows."""
-    limit = max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
     seen = {id(row): row for row in (*worst, *sample)}.values()
-    far = [row for row in seen if math.sqrt(float(np.mean(row.x_T**2))) > limit][:MAX_CLASSIFIED]
+    far = [row for row in seen if _rms(row.x_T) > _row_limit(floor_rms)][:MAX_CLASSIFIED]
     if not far:
         return {}
     usual = float(np.quantile([unsure_median(row) for row in sample], QUIET_ROWS))
@@ -308,9 +310,7 @@ def _replicas(table: RowTable, far_S: Bool) -> dict[str, Json]:
     rest = [of for name, of in shares.items() if name not in far and len(of)]
     if len(far) != 1 or not rest or np.concatenate(rest).mean() > 0.1:
         return {}
-    at = table.replica_S == table.replicas.index(far[0])
-    square = float(np.average(table.mean_sq_S[at], weights=table.num_S[at]))
-    return {"replica": far[0], "replica_rms": math.sqrt(square)}
+    return {"replica": far[0]}
 
 
 def _keyed(table: RowTable, far_S: Bool) -> float:

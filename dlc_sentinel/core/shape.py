@@ -38,9 +38,6 @@ class FunctionOfLogp:
     """Trainer over engine, of whichever of the two forms explains more."""
     explained: float = NAN
     """Share of the sum of squares that this line takes away, beyond what a constant does."""
-    constant: float = NAN
-    """Share of the sum of squares that a constant takes away."""
-    constant_nats: float = NAN
 
 
 def function_of_logp(engine_N: F64, trainer_N: F64) -> FunctionOfLogp:
@@ -53,9 +50,6 @@ def function_of_logp(engine_N: F64, trainer_N: F64) -> FunctionOfLogp:
     w_N = np.expm1(np.minimum(x_N, CLIP))
     error = float(w_N.std()) / math.sqrt(len(w_N))
     square = float(np.sum(x_N * x_N))
-    d_N = t_N - e_N
-    total, around = float(np.mean(d_N * d_N)), float(np.var(d_N))
-    constant = 1.0 - around / total if total > 0.0 else NAN
     slope, explained = max((_line(e_N, t_N), _line(_odds(e_N), _odds(t_N))), key=lambda fit: fit[1])
     return FunctionOfLogp(
         correlation=float(np.corrcoef(e_N, t_N)[0, 1]) if e_N.std() > 0.0 and t_N.std() > 0.0 else NAN,
@@ -64,8 +58,6 @@ def function_of_logp(engine_N: F64, trainer_N: F64) -> FunctionOfLogp:
         below=float(np.sum(x_N[x_N < 0.0] ** 2)) / square if square > 0.0 else NAN,
         slope=slope,
         explained=explained,
-        constant=constant,
-        constant_nats=float(np.median(d_N)),
     )
 
 

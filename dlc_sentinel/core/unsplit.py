@@ -6,7 +6,7 @@ Rows are kept apart by the versions they were generated at, because the engine's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from dlc_sentinel.core.tokens import Tokens
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE
-from dlc_sentinel.maths.calibrated import Calibrated, CalibrationPool, calibrate, ess_without
+from dlc_sentinel.maths.calibrated import Calibrated, CalibrationPool, calibrate, ess_without, noise_of
 from dlc_sentinel.maths.cells import DiscrepancyCells, row_positions
 from dlc_sentinel.maths.ess import RUNGS, pooled_ess, rung_name
 from dlc_sentinel.maths.stale import StaleRows
@@ -70,16 +70,9 @@ class UnsplitRows:
 
     def merge(self, other: UnsplitRows) -> Self:
         """Self, which now also holds what `other` holds; `other` keeps its values."""
-        for kind in other._ordered():
+        for kind in sorted(other._kinds):
             self._of(kind).merge(other._kinds[kind])
         return self
-
-    def _ordered(self) -> Iterator[Versions]:
-        return iter(sorted(self._kinds))
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(rows.num_tokens for rows in self._kinds.values())
 
     def groups(self) -> I64:
         """Keys of the prompt groups, those left out of the bootstrap excepted."""
@@ -98,7 +91,7 @@ class UnsplitRows:
         left, reasons = 0, []
         by_law: dict[int, tuple[DiscrepancyCells, StaleRows]] = {}
         laws: dict[Versions, DiscrepancyCells] = {}
-        for kind in self._ordered():
+        for kind in sorted(self._kinds):
             rows = self._kinds[kind]
             law = None if kind == _UNKNOWN else pool.law(kind[1], kind[2])
             if law is None:
@@ -126,8 +119,7 @@ class UnsplitRows:
         parts: dict[int, list[tuple[int, float]]] = {}
         for kind, law in laws.items():
             rows = self._kinds[kind]
-            noise = float((rows.cell_sums()[0] / rows.num_tokens * law.second_moments()).sum())
-            ess = ess_without(rows, rung, noise)
+            ess = ess_without(rows, rung, noise_of(rows, law))
             parts.setdefault(kind[0], []).append((rows.sketch(rung).num, ess))
         return {age: pooled_ess(*zip(*parts[age], strict=True)) for age in sorted(parts)}
 

@@ -84,9 +84,8 @@ def calibrate(
         return Calibrated()
     if not cells.num_rows:
         return Calibrated(reason="no row without lag has been seen since the engine's law last changed")
-    count_C, _, _ = stale.cell_sums()
-    mix_C = count_C / stale.num_tokens
-    noise, total = float((mix_C * cells.second_moments()).sum()), stale.second_moment
+    mix_C = mix_of(stale)
+    noise, total = noise_of(stale, cells), stale.second_moment
     lag = max(total - noise, 0.0)
     kappa = math.sqrt(noise / lag) if lag > 0.0 else (math.inf if noise > 0.0 else 0.0)
     action = rung_name(stale.action_horizon)
@@ -105,6 +104,17 @@ def calibrate(
     )
 
 
+def mix_of(stale: StaleRows) -> F64:
+    """Share (0..1) of the stale tokens in each cell, [C]."""
+    count_C, _, _ = stale.cell_sums()
+    return count_C / stale.num_tokens
+
+
+def noise_of(stale: StaleRows, cells: DiscrepancyCells) -> float:
+    """Second moment of the discrepancy in the stale rows' mix of cells, nats^2 per token."""
+    return float((mix_of(stale) * cells.second_moments()).sum())
+
+
 def ess_without(stale: StaleRows, rung: str, noise: float) -> float:
     """Estimator X (0..1) at a rung for a given second moment of the discrepancy, nats^2 per token."""
     sketch, length = stale.sketch(rung), stale.block_length(rung)
@@ -118,8 +128,7 @@ def _interval(
     """Percentile bootstrap at the action horizon, then widened for what a token's lag and discrepancy share."""
     rng = np.random.default_rng(seed)
     kept = stale.kept()
-    count_C, _, _ = stale.cell_sums()
-    noise_D = resampled_noise(cells, count_C / stale.num_tokens, draws, rng)
+    noise_D = resampled_noise(cells, mix_of(stale), draws, rng)
     ess_D = resampled_ess(kept, stale.action_horizon, noise_D, rng)
     low, high = np.quantile(ess_D[1:], [(1.0 - level) / 2.0, (1.0 + level) / 2.0]) / ess_D[0]
     # the same token's lag and discrepancy may be correlated by up to COVARIANCE either way, which no resampling shows

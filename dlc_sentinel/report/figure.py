@@ -140,11 +140,6 @@ def _bars(story: Story) -> Sequence[Bar]:
     ]
 
 
-def has_curves(story: Story) -> bool:
-    """Whether any step has an ESS to draw."""
-    return any(math.isfinite(number(step, "lag_ess", h)) for step in story.steps for h in HORIZONS)
-
-
 def height(svg: str) -> int:
     """Pixels a wide figure is tall when it is shown at its own width."""
     return int(svg.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()[1])

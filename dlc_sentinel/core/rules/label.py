@@ -12,7 +12,6 @@ from dlc_sentinel.records import Json
 FUTURE_SHARE = 0.01
 ROW_SHARE, MIN_ROWS, ROW_STEPS = 0.04, 2, 3
 NEAR_SHARE = 0.3
-KEYED_SHARE = 0.5
 
 
 def label(history: Sequence[StepFacts], view: View) -> list[Candidate]:
