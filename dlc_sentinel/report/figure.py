@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dlc_sentinel.catalog import HORIZONS, number
+from dlc_sentinel.catalog import number
 from dlc_sentinel.report import story as told
 from dlc_sentinel.report import svg
 from dlc_sentinel.report.story import Story
