@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import factories_boards as boards
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -128,6 +129,17 @@ def test_the_kubernetes_job_has_the_sentinel_as_a_native_sidecar():
     theirs = {e["name"]: e.get("value") for e in trainer["env"]}
     assert ours["DLC_SENTINEL_CFG_SERVE_ADDRESS"] == theirs["DLC_SENTINEL"]
     assert sidecar["securityContext"]["runAsUser"] == trainer["securityContext"]["runAsUser"], "one owner of the socket"
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("name", ["trainer-job.yaml", "dashboards.yaml"])
+def test_a_kubernetes_object_is_valid_by_the_published_schema_unknown_fields_refused(name, version):
+    (tree,) = documents(DEPLOY / "kubernetes" / name)
+
+    assert kubernetes_validate.validate(tree, version, strict=True) == version
+    tree["spec" if "spec" in tree else "data"] = ["not a mapping"]
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(tree, version, strict=True)
 
 
 def test_the_pod_monitor_selects_the_jobs_pods_and_their_port():
