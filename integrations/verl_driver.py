@@ -6,11 +6,13 @@ the driver holds the trainer, hence only it can change the queue or save a check
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dlc_sentinel.integrations import verl_actor, verl_wraps
@@ -51,7 +53,7 @@ def install(wraps: Wraps) -> None:
     wraps.add(verl_wraps.STEP_V1, driver.wrap_before)
     wraps.add(verl_wraps.FIT_UPDATE_ACTOR, driver.wrap_after)
     wraps.add(verl_wraps.LOG, driver.wrap_log)
-    for symbol in (verl_wraps.FIT_V0, verl_wraps.FIT_V1, verl_wraps.FIT_ONE_STEP):
+    for symbol in (verl_wraps.FIT_V0, verl_wraps.FIT_V1):
         wraps.add(symbol, driver.wrap_fit)
 
 
@@ -113,17 +115,24 @@ class Driver:
 
         def fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(trainer, *args, **kwargs)
-            if inspect.isawaitable(result):
-                return self._end_later(trainer, result)
             self._goodbye(trainer)
             return result
 
         return fit
 
-    async def _end_later(self, trainer: Any, fit: Awaitable[Any]) -> Any:
-        result = await fit
-        self._goodbye(trainer)
-        return result
+    def _await_end(self, trainer: Any) -> None:
+        """The same where training is a task of an event loop: `fit` of fully_async cannot be wrapped in its actor."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs here: wrap_fit sees the end
+            return
+        if task is not None:
+            task.add_done_callback(partial(self._task_over, trainer))
+
+    def _task_over(self, trainer: Any, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            # a thread: the loop may have others to serve, and Python waits for it at exit
+            threading.Thread(target=self._goodbye, args=(trainer,), name="dlc-goodbye").start()
 
     # -- what they do ------------------------------------------------------------------------------------------------
 
@@ -193,6 +202,7 @@ class Driver:
             "dlc-sentinel watches run %s, %s, step %d: RESYNC = %s, ABORT = %s",
             run, type(trainer).__name__, step_of(trainer), *self._actions.abilities(),
         )  # fmt: skip
+        self._await_end(trainer)
 
 
 def step_of(trainer: Any) -> int:

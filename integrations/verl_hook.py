@@ -7,6 +7,8 @@
 verl 0.9+ imports this module in each of its processes (entry point group `verl.plugins`); older ones do with
 VERL_USE_EXTERNAL_MODULES=dlc_sentinel.integrations.verl_hook. Unset, DLC_SENTINEL means: nothing is wrapped.
 
+With `actor_rollout_ref.actor.policy_loss.loss_mode=dlc` the job trains with the DLC loss, watched or not: see verl_dlc.
+
 verl_actor reads the streams in the actor ranks, verl_rollout notes weight versions where rows are generated,
 verl_driver reports steps and carries out commands. `dlc-sentinel attach` puts the first two into a job that runs.
 """
@@ -31,6 +33,7 @@ def install() -> None:
         return
     for part in (verl_actor, verl_rollout, verl_driver):
         part.install(wraps)
+    from dlc_sentinel.integrations import verl_dlc  # noqa: F401  # the loss of loss_mode=dlc, by its import
 
 
 install()

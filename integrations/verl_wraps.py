@@ -51,6 +51,13 @@ TRAIN_ONE = Symbol("verl.workers.engine_workers", "TrainingWorker.train_batch", 
 INFER = Symbol("verl.workers.engine_workers", "TrainingWorker.infer_batch", ("self", "data"))
 SNAPSHOT = Symbol("verl.experimental.separation.engine_workers", "DetachActorWorker.copy_handler", ("self",))
 RESTORE = Symbol("verl.experimental.separation.engine_workers", "DetachActorWorker.restore_handler", ("self",))
+SET_LOSS = Symbol("verl.workers.engine_workers", "TrainingWorker.set_loss_fn", ("self", "loss_fn"))
+AGENT_OUTPUT = Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopOutput.as_dict", ("self",))
+VLLM_ANSWER = Symbol(
+    "verl.workers.rollout.vllm_rollout.utils",
+    "extract_prompt_logprobs",
+    ("output", "num_prompt_logprobs", "result_dict"),
+)
 UNPAD = Symbol("verl.workers.utils.padding", "no_padding_2_padding", ("tensor", "data"))
 LOG = Symbol("verl.utils.tracking", "Tracking.log", ("self", "data", "step", "backend"))
 UPDATE_ACTOR_V0 = Symbol("verl.trainer.ppo.ray_trainer", "RayPPOTrainer._update_actor", ("self", "batch"))
@@ -68,7 +75,6 @@ FIT_UPDATE_ACTOR = Symbol(
 )
 FIT_V0 = Symbol("verl.trainer.ppo.ray_trainer", "RayPPOTrainer.fit", ("self",))
 FIT_V1 = Symbol("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", ("self",), since="0.9.0")
-FIT_ONE_STEP = Symbol("verl.experimental.one_step_off_policy.ray_trainer", "OneStepOffRayTrainer.fit", ("self",))
 RUN_AGENT = Symbol(
     "verl.experimental.agent_loop.agent_loop",
     "AgentLoopWorker._run_agent_loop",
@@ -86,8 +92,8 @@ REQUEST_ID = Symbol(
 )
 CONTRACT: tuple[Symbol, ...] = (
     INIT_MODEL, UPDATE_WEIGHTS, TRAIN_BATCH, TRAIN_ONE, INFER, SNAPSHOT, RESTORE, UNPAD, LOG, UPDATE_ACTOR_V0,
-    UPDATE_ACTOR_V1, STEP_V1, FIT_UPDATE_ACTOR, FIT_V0, FIT_V1, FIT_ONE_STEP, RUN_AGENT, GENERATE, GENERATE_RESUMED,
-    REQUEST_ID,
+    UPDATE_ACTOR_V1, STEP_V1, FIT_UPDATE_ACTOR, FIT_V0, FIT_V1, RUN_AGENT, GENERATE, GENERATE_RESUMED, REQUEST_ID,
+    SET_LOSS, AGENT_OUTPUT, VLLM_ANSWER,
 )  # fmt: skip
 """Every function of verl whose name or arguments this package relies on."""
 
@@ -188,7 +194,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._waiting:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        # Those before this one have been asked already, perhaps by one like it: two that ask each other never end.
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:

@@ -149,17 +149,21 @@ class Rank:
 
 
 @pytest.fixture
-def fit(watched, monkeypatch):
-    """(fit, watch): a trainer's `fit` that runs what it is given as the training; its one rank has a tap, too."""
+def training(watched, monkeypatch):
+    """(meet, run, watch): what a training step calls; a trainer's `fit` that runs what it is given."""
     driver, watch = watched
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(wait=lambda asked, **rest: (asked, [])))
     rank = dlc_sentinel.connect(role="trainer", rank=1)
     worker = SimpleNamespace(**{verl_actor.TAP: SimpleNamespace(hook=rank)})
     actor = SimpleNamespace(worker_dict={"actor": worker})
     one = trainer(actor_rollout_wg=SimpleNamespace(workers=[Rank(actor)]))
-    driver.wrap_update_actor(lambda *args: None)(one, SimpleNamespace(extra_info={}))
-    watch.until(lambda: len(watch.texts("producer")) == 2, 20)
-    yield lambda train: driver.wrap_fit(lambda trainer: train())(one), watch
+
+    def meet():
+        driver.wrap_update_actor(lambda *args: None)(one, SimpleNamespace(extra_info={}))
+        watch.until(lambda: len(watch.texts("producer")) == 2, 20)
+        assert not left(watch)
+
+    yield meet, lambda train: driver.wrap_fit(lambda trainer: train())(one), watch
     rank.close()
 
 
@@ -167,33 +171,42 @@ def left(watch):
     return sorted(text for text in watch.texts("producer") if text.endswith("left"))
 
 
-def test_training_that_comes_to_its_end_says_goodbye_for_all_ranks(fit):
-    run, watch = fit
-
-    assert run(lambda: "trained") == "trained"
-    assert watch.until(lambda: len(left(watch)) == 2 and left(watch), 20) == [
-        "trainer rank 0 left",
-        "trainer rank 1 left",
-    ]
+def both_left(watch):
+    wanted = ["trainer rank 0 left", "trainer rank 1 left"]
+    return watch.until(lambda: left(watch) == wanted, 20)
 
 
-def test_training_in_an_event_loop_says_goodbye_when_it_is_over(fit):
-    run, watch = fit
+def test_training_that_comes_to_its_end_says_goodbye_for_all_ranks(training):
+    meet, run, watch = training
 
-    async def train():
+    assert run(lambda: meet() or "trained") == "trained"
+    assert both_left(watch)
+
+
+def test_training_that_is_a_task_says_goodbye_when_it_is_over(training):
+    meet, _, watch = training
+
+    async def fit():
+        meet()
+        await asyncio.sleep(0)
         assert not left(watch)
         return "trained"
 
-    assert asyncio.run(run(train)) == "trained"
-    watch.until(lambda: len(left(watch)) == 2, 20)
+    assert asyncio.run(fit()) == "trained"
+    assert both_left(watch)
 
 
-def test_training_that_fails_does_not_say_goodbye(fit):
-    run, watch = fit
+@pytest.mark.parametrize("is_task", [False, True], ids=["call", "task"])
+def test_training_that_fails_does_not_say_goodbye(training, is_task):
+    meet, run, watch = training
 
     def train():
+        meet()
         raise RuntimeError("out of memory")
 
+    async def fit():
+        train()
+
     with pytest.raises(RuntimeError, match="out of memory"):
-        run(train)
+        asyncio.run(fit()) if is_task else run(train)
     assert not left(watch)

@@ -91,6 +91,13 @@ def test_fully_async_takes_its_own_cycle_up_again_after_a_resync(fully_async):
     assert {t.update for t in listening.rows(3)} == {0, 1, 2, 3}
 
 
+def test_fully_async_says_goodbye_for_all_its_processes(fully_async):
+    _, listening = fully_async
+    listening.until(lambda: {p["state"] for p in listening.snapshot.runs[0].producers} == {"gone"}, 20)
+
+    assert not [e for e in listening.events if e.kind == "finding" and e.data["kind"] == "silent"]
+
+
 def test_fully_async_logs_our_numbers_in_its_own_metrics(fully_async):
     job, _ = fully_async
 

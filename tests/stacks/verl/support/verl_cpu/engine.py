@@ -9,6 +9,7 @@ import hashlib
 import os
 
 import torch
+from dlc_sentinel.integrations.verl_dlc_topk import TOPK
 from transformers import AutoModelForCausalLM
 from verl.workers.rollout.replica import TokenOutput
 
@@ -17,10 +18,12 @@ GATHER_S = 0.05
 
 
 class Request:
-    def __init__(self, prompt_ids, limit, temperature, generator):
+    def __init__(self, prompt_ids, limit, temperature, generator, num_listed):
         self.prompt_ids = list(prompt_ids)
         self.token_ids = []
         self.logprobs = []
+        self.num_listed = num_listed
+        self.listed = []
         self.limit = limit
         self.temperature = temperature
         self.draws = iter(torch.rand(limit, generator=generator).tolist())
@@ -61,6 +64,7 @@ class Wave:
         self.cache = out.past_key_values
         logprobs = torch.log_softmax(out.logits[:, -1].float() / self.temperatures, -1)
         tokens = self._draw(logprobs)
+        self._list(logprobs)
         self._take(tokens, logprobs.gather(1, tokens[:, None])[:, 0], eos)
         self.ids = tokens[:, None]
         self.mask = torch.cat([self.mask, torch.ones_like(self.ids)], 1)
@@ -72,6 +76,12 @@ class Wave:
         draws = torch.tensor([next(request.draws) if request.is_open else 0.0 for request in self.requests])
         tokens = torch.searchsorted(below, draws[:, None] * below[:, -1:], right=True)[:, 0]
         return tokens.clamp(max=logprobs.shape[1] - 1)
+
+    def _list(self, logprobs):
+        """The most probable tokens, for those who asked: what a vLLM engine gives for logprobs=k."""
+        for request, row in zip(self.requests, logprobs, strict=True):
+            if request.is_open and request.num_listed:
+                request.listed.append(row.topk(request.num_listed))
 
     def _take(self, tokens, logprobs, eos):
         for request, token, logprob in zip(self.requests, tokens.tolist(), logprobs.tolist(), strict=True):
@@ -126,18 +136,26 @@ class Engine:
     async def generate(self, request_id, prompt_ids, sampling_params, **rest):
         await self.gate.wait()
         limit = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens") or self.response_length
-        request = Request(prompt_ids, limit, sampling_params.get("temperature") or 1.0, self._generator(prompt_ids))
+        num_listed = (sampling_params.get("extra_args") or {}).get(TOPK, 0)
+        temperature = sampling_params.get("temperature") or 1.0
+        request = Request(prompt_ids, limit, temperature, self._generator(prompt_ids), num_listed)
         version = self.global_steps
         self.waiting.append(request)
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self._run())
         reason = await request.done
+        extra_fields = {"global_steps": version, "num_cached_tokens": 0}
+        if request.listed:
+            ids, logprobs = (
+                torch.stack([getattr(row, name) for row in request.listed]) for name in ("indices", "values")
+            )
+            extra_fields[TOPK] = ids.numpy(), logprobs.numpy()
         return TokenOutput(
             token_ids=request.token_ids,
             log_probs=request.logprobs,
             stop_reason=reason,
             num_preempted=0,
-            extra_fields={"global_steps": version, "num_cached_tokens": 0},
+            extra_fields=extra_fields,
         )
 
     def _generator(self, prompt_ids):
