@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dlc_sentinel.config import Config
-from dlc_sentinel.core.facts import StepFacts
+from dlc_sentinel.core.facts import NAN, StepFacts
 from dlc_sentinel.maths.forecast import LoopGain, forecast_steps, is_feedback, loop_gain
 from dlc_sentinel.records import F64
 
@@ -25,19 +25,30 @@ def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -
     before, now = before[-MAX_POINTS:], now[-MAX_POINTS:]
     if len(now) < 2:
         return facts
-    ages = _ages(now)
-    ess = np.array([f.action_ess for f in now])
-    course = forecast_steps(ages, ess, threshold=config.ess.threshold)
-    changed = replace(facts, forecast=(course.low, course.mid, course.high))
+    changed = replace(facts, forecast=_forecast(now, config.ess.threshold))
     if not before:
         return changed
     gain = loop_gain(
         _ages(before),
         np.array([f.lag.rms for f in before]),
-        ages,
+        _ages(now),
         np.array([f.lag.rms for f in now]),
     )
     return replace(changed, loop_gain=gain.value, loop_gain_low=gain.low)
+
+
+def _forecast(window: Sequence[StepFacts], threshold: float) -> tuple[float, float, float]:
+    """(low, mid, high) steps from the newest stretch in which every step added age: a queue that is full adds none."""
+    ages = _ages(window)
+    stalled = np.nonzero(np.diff(ages) <= 0.0)[0]
+    first = int(stalled[-1]) + 1 if len(stalled) else 0
+    num_steps = window[-1].step - window[first].step
+    if num_steps <= 0:
+        return NAN, NAN, NAN
+    pace = float(ages[-1] - ages[first]) / num_steps
+    ess = np.array([f.action_ess for f in window[first:]])
+    course = forecast_steps(ages[first:], ess, age_per_step=pace, threshold=threshold)
+    return course.low, course.mid, course.high
 
 
 def _ages(window: Sequence[StepFacts]) -> F64:
