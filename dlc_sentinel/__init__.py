@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "analyze", "connect"]
 
 
-def analyze(path: str | Path, config: Config | None = None) -> Mapping[str, Json]:
+def analyze(path: str | Path, config: Config | None = None, *, corrections: bool = False) -> Mapping[str, Json]:
     """The report object of a tape folder or a `.jsonl` file, as `dlc-sentinel analyze --json` prints it.
 
+    `corrections`: under the key of that name, what each correction would have done and which one the run needs.
     Raises: TapeError when nothing in `path` can be read.
     """
     from dlc_sentinel.offline.analyze import analyze as read
 
-    return read(path, config)
+    return read(path, config, corrections=corrections)

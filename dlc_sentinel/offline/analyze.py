@@ -11,11 +11,19 @@ from pathlib import Path
 from dlc_sentinel import runtime
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
+from dlc_sentinel.core.run import Tap
 from dlc_sentinel.offline import metrics_judge, sources
+from dlc_sentinel.offline.corrections import Corrections
 from dlc_sentinel.records import Event, Json, Record
 from dlc_sentinel.tape.schema import TapeFrame, part_paths
 
+TOLD_LINES = 10
 EXIT_HEALTHY, EXIT_BLIND, EXIT_FINDING, EXIT_ABORT = 0, 1, 10, 20
+
+NO_TOKENS = (
+    "{path} holds numbers per step, no tokens: --corrections has nothing to compare; "
+    "give it a tape, a .jsonl or a dump with per-token log-probabilities"
+)
 
 Watch = Callable[[int, int], bool]
 """watch(bytes read, bytes in all) -> False to stop here; what was read until then is judged."""
@@ -43,12 +51,13 @@ def judge(
     run: str | None = None,
     *,
     on_policy: bool = False,
+    corrections: bool = False,
     watch: Watch | None = None,
 ) -> Judged:
     """What the recording at `path` tells; its kind is found by `sources.kind_of`.
 
     Commands of anything but a tape are hypothetical: nobody was there to act on them. `on_policy`: where the recording
-    does not say which weights generated a row, they were those it was trained on.
+    does not say which weights generated a row, they were those it was trained on. `corrections`: see `analyze`.
     Raises: TapeError if `path` is nothing that is read here.
     """
     settings, kind = config or Config(), sources.kind_of(path)
@@ -57,17 +66,21 @@ def judge(
         report = metrics_judge.judge(log, settings, on_policy=on_policy)
         notes = metrics_judge.notes(log, on_policy=on_policy)
         beside = sources.tokens_beside(path)
+        notes += [NO_TOKENS.format(path=path)] if corrections else []
         notes += [f"{path} also holds tokens ({beside}): name that folder for what they tell"] if beside else []
         return Judged(_whole(report, _told(path, log.problems)), notes=notes)
     watching = _Watching(watch)
+    compared = Corrections(settings.ess.horizon) if corrections else None
+    tap = None if compared is None else compared.take
     if kind == "tape":
         watching.total = sum(part.stat().st_size for _, part in part_paths(Path(path)))
-        events, commands, report = runtime.replay(path, settings, run, watched=watching.frames)
-        return Judged(_whole(report, []), events, commands, partial=watching.stopped)
+        done = runtime.replayed(path, settings, run, watched=watching.frames, tap=tap)
+        report = _whole(done.report, [], compared, done.run, done.verdicts)
+        return Judged(report, done.events, done.commands, partial=watching.stopped)
     source = sources.token_source(path, kind, on_policy=on_policy)
-    events, monitor = _played(source, settings, watching)
+    events, monitor = _played(source, settings, watching, tap)
     commands = [event.data for event in events if event.kind == "command"]
-    report = _whole(monitor.report(source.run), _told(path, source.problems))
+    report = _whole(monitor.report(source.run), _told(path, source.problems), compared, source.run)
     return Judged(report, events, commands, list(source.notes), watching.stopped)
 
 
@@ -100,8 +113,10 @@ class _Watching:
         return self.stopped
 
 
-def _played(source: sources.TokenSource, config: Config, watching: _Watching) -> tuple[list[Event], Monitor]:
-    monitor = Monitor(config, replaying=True, keep_steps=None)
+def _played(
+    source: sources.TokenSource, config: Config, watching: _Watching, tap: Tap | None
+) -> tuple[list[Event], Monitor]:
+    monitor = Monitor(config, replaying=True, keep_steps=None, tap=tap)
     events: list[Event] = []
     now_s = 0.0
     for frame_no, record in enumerate(watching.records(source)):
@@ -112,9 +127,11 @@ def _played(source: sources.TokenSource, config: Config, watching: _Watching) ->
 
 
 def _told(path: str | Path, problems: list[tuple[int, str]]) -> list[int]:
-    """Line numbers of what was not used; why is logged."""
-    for number, why in problems:
+    """Line numbers of what was not used; why is logged for the first few."""
+    for number, why in problems[:TOLD_LINES]:
         _log.warning("%s line %d is not used: %s", path, number, why)
+    if len(problems) > TOLD_LINES:
+        _log.warning("%s: %d lines more are not used", path, len(problems) - TOLD_LINES)
     return [number for number, _ in problems]
 
 
@@ -127,14 +144,23 @@ def replay(
 
 
 def analyze(
-    path: str | Path, config: Config | None = None, run: str | None = None, *, on_policy: bool = False
+    path: str | Path,
+    config: Config | None = None,
+    run: str | None = None,
+    *,
+    on_policy: bool = False,
+    corrections: bool = False,
 ) -> dict[str, Json]:
     """The object of the file format (schema 1) for a recording of any kind that `sources` knows.
 
     Every key is always there; unknown = None, never NaN or infinity; nats. `unparsed_lines` holds the numbers, from 1,
-    of lines that were not used; why is logged.  Raises: TapeError if `path` cannot be read as any of them.
+    of lines that were not used; why is logged. `run` names the run that it is about (default: of several in one tape
+    the one with the most severe verdict; None: a log of numbers names none), `other_runs` the others, with verdicts.
+    `corrections`: the key of that name says what each correction would have
+    done, and which one the run needs; it is None without, and where no tokens were kept.
+    Raises: TapeError if `path` cannot be read as any of them.
     """
-    return judge(path, config, run, on_policy=on_policy).report
+    return judge(path, config, run, on_policy=on_policy, corrections=corrections).report
 
 
 def exit_code(report: Mapping[str, Json]) -> int:
@@ -155,12 +181,20 @@ def _is_fatal(finding: Mapping[str, Json]) -> bool:
     return finding["verdict"] in ("DATA", "ENGINE") and bool(finding["catastrophic"])
 
 
-def _whole(report: Json, unparsed: list[int]) -> dict[str, Json]:
-    """The report with all its keys, clean of what JSON cannot say."""
+def _whole(
+    report: Json,
+    unparsed: list[int],
+    compared: Corrections | None = None,
+    run: str = "",
+    verdicts: Mapping[str, str] | None = None,
+) -> dict[str, Json]:
+    """The report with all its keys, clean of what JSON cannot say; `verdicts`: of every run of the recording."""
     empty: dict[str, Json] = {"schema": 1, "verdict": "BLIND", "findings": [], "steps": [], "commands": []}
     clean = _clean(empty | (report or {}))
     assert isinstance(clean, dict)
-    return clean | {"unparsed_lines": unparsed}
+    corrections = None if compared is None else compared.report(run)
+    others = [{"run": name, "verdict": verdict} for name, verdict in (verdicts or {}).items() if name != run]
+    return clean | {"unparsed_lines": unparsed, "corrections": corrections, "run": run or None, "other_runs": others}
 
 
 def _clean(value: Json) -> Json:

@@ -15,7 +15,7 @@ from dlc_sentinel.offline.analyze import analyze, exit_code, replay
 from dlc_sentinel.offline.export import export
 from dlc_sentinel.records import TOKEN_CAUSES, Hello, Rollout, Scalars, Source, StepEnd, Train
 
-TOP = {"schema", "verdict", "findings", "steps", "commands", "unparsed_lines"}
+TOP = {"schema", "verdict", "findings", "steps", "commands", "unparsed_lines", "corrections", "run", "other_runs"}
 STEP = {
     "step", "version", "updates", "basis", "num_tokens", "num_groups", "num_blocks", "version_age", "lag_ess",
     "lag_ess_interval", "lag_ess_by_age", "half_horizon", "coverage", "discrepancy", "lag", "total", "stale_kv",
@@ -216,6 +216,9 @@ def test_an_empty_file_is_blind_and_whole(tmp_path):
         "steps": [],
         "commands": [],
         "unparsed_lines": [],
+        "corrections": None,
+        "run": "a",
+        "other_runs": [],
     }
     assert exit_code(report) == 1
 
