@@ -20,6 +20,7 @@ from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.effect import Pending
 from dlc_sentinel.core.facts import StepFacts, no_nan
 from dlc_sentinel.core.rules.base import (
+    ABOVE_FLOOR,
     MIN_ENGINE_NATS,
     Candidate,
     View,
@@ -31,7 +32,10 @@ from dlc_sentinel.core.rules.base import (
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2
+LASTING_STEPS = 12
+"""A rise takes 6 steps to show and a RESYNC waits 3 more: an engine that is off again sooner was not mended."""
 CALM_NATS_FACTOR = 2.0
+FELL = 3.0
 QUIET_FLOORS = 1.5
 HISTORY = 200
 MAX_CALM_AGES = 64
@@ -71,6 +75,10 @@ class State:
     calm_total: dict[str, list[float]] = field(default_factory=dict)
     """age -> rms of total of first updates while the engine was not suspected."""
     resync_without_effect: bool = False
+    off_step: int = -(10**9)
+    """Newest step at which the engine was not at its floor."""
+    worked_step: int = -1
+    """Step at which the last RESYNC of rule (b) was judged to have worked; -1 = that is settled."""
     stale_tried: bool = False
     stale_refuted: bool = False
     stale_proven: bool = False
@@ -157,13 +165,28 @@ class Decider:
         stale = findings.get("STALE_ENGINE")
         if s.pending is not None or self._too_early(facts) or s.breaker_open or s.abort_issued:
             return done
-        if stale is not None and stale.state == "suspected" and not s.stale_tried:
+        suspected_now = stale is not None and stale.state == "suspected" and stale.last_step == facts.step
+        if stale is not None and suspected_now and not s.stale_tried:
             s.stale_tried = True
+            gone = self._effect_gone(facts)
+            if gone is not None:
+                done.append(gone)
+                if gone.kind == "breaker":
+                    return done
             stale.acted = self._sends
             done.append(self._resync(facts, "b", "sync_weights", stale, reset_cache=True))
         elif stale is None and self._lag_due(facts, level):
             done += self._lag_resync(facts, findings)
         return done
+
+    def _effect_gone(self, facts: StepFacts) -> Decision | None:
+        """The engine is off again so soon that its last RESYNC counts as one without effect."""
+        s = self.state
+        if s.worked_step < 0:
+            return None
+        text = f"the effect of the RESYNC judged at step {s.worked_step} is gone"
+        s.worked_step, s.fails_in_row = -1, s.fails_in_row + 1
+        return self._failed(text)
 
     def _lag_due(self, facts: StepFacts, level: int) -> bool:
         s = self.state
@@ -214,7 +237,8 @@ class Decider:
         s.last_sent_step = facts.step
         s.sent_steps = [step for step in s.sent_steps if step > facts.step - CHATTY_STEPS] + [facts.step]
         if self._sends:
-            s.pending = Pending(command.id, rule, action, facts.step, command.expires_step, facts.version)
+            asked = facts.current.rms if rule == "b" else math.nan
+            s.pending = Pending(command.id, rule, action, facts.step, command.expires_step, facts.version, asked)
             s.last_drop = (s.last_drop[0], int(facts.age_max) if facts.age_max >= 0 else 0)
         else:
             s.blocked = True
@@ -267,6 +291,13 @@ class Decider:
         if s.pending is not None and s.pending.acked_version == UNKNOWN_VERSION and version > s.pending.issued_version:
             self._delivered(version, step)
 
+    def awaits(self, command: Command, step: int) -> bool:
+        """True while the command can still do good: at `step` it has neither lapsed nor been overtaken by a sync."""
+        if command.kind == "ABORT":
+            return step <= command.expires_step
+        pending = self.state.pending
+        return pending is not None and pending.id == command.id and pending.acked_version == UNKNOWN_VERSION
+
     def _delivered(self, version: int, step: int) -> None:
         pending = self.state.pending
         assert pending is not None
@@ -287,12 +318,18 @@ class Decider:
         if math.isfinite(moved):
             s.displacement_nats += moved
             s.displacement_quiet_nats += moved
-        if s.pending is not None or not at_floor(facts):
+        if 0 <= s.worked_step < facts.step - LASTING_STEPS:
+            s.worked_step, s.fails_in_row = -1, 0
+        if not at_floor(facts):
+            s.off_step = facts.step
+        if s.pending is not None or s.off_step == facts.step:
             return
         for age, (_, rms) in facts.total_first.items():
             if age in s.calm_total or len(s.calm_total) < MAX_CALM_AGES:
                 s.calm_total[age] = [*s.calm_total.get(age, []), rms][-HISTORY:]
-        if facts.current.num and facts.step > s.count_after + FLAG_STEPS:
+        # What a RESYNC showed holds for a level that hovers about the line, too.
+        back = facts.step > s.off_step + LASTING_STEPS or facts.current.rms <= QUIET_FLOORS * facts.floor_rms
+        if facts.current.num and back and facts.step > s.count_after + FLAG_STEPS:
             s.stale_tried = s.resync_without_effect = s.stale_refuted = s.stale_proven = False
 
     def _judge(self, facts: StepFacts, pending: Pending) -> list[Decision]:
@@ -309,23 +346,29 @@ class Decider:
         self._end_pending(facts.step, drain_version=pending.acked_version)
         if pending.action == "drop_stale":
             self.state.last_drop = (facts.step, self.state.last_drop[1])
-        total, limit = self._total_and_limit(facts, pending)
+        total, limit = pending.total_rms, self._limit(facts, pending)
         down = pending.youngest_age != 0 or math.isnan(total) or total <= limit
         return [self._down(pending, total, limit) if down else self._not_down(facts, pending, total, limit)]
 
-    def _total_and_limit(self, facts: StepFacts, pending: Pending) -> tuple[float, float]:
-        total = pending.total_rms
+    def _limit(self, facts: StepFacts, pending: Pending) -> float:
+        """rms of the total, nats, up to which a RESYNC has worked."""
+        factor = self._config.act.effect_factor
         calm = self.state.calm_total.get(str(pending.youngest_age), [])
-        expected = self._config.act.effect_factor * median(calm) if calm else CALM_NATS_FACTOR * facts.floor_rms
-        # At or below this no rule calls an engine stale: numerics that move with the policy are no failed sync.
-        return total, max(expected, MIN_ENGINE_NATS)
+        expected = factor * median(calm) if calm else CALM_NATS_FACTOR * facts.floor_rms
+        if math.isnan(pending.issued_rms):
+            # Below this no rule calls an engine stale: numerics that move with the policy are no failed sync.
+            return max(expected, MIN_ENGINE_NATS)
+        # The same of an engine that was off and has come down; one that hovers about the line has not.
+        line = max(ABOVE_FLOOR * facts.floor_rms, MIN_ENGINE_NATS)
+        return max(expected, min(line, pending.issued_rms / FELL))
 
     def _down(self, pending: Pending, total: float, limit: float) -> Decision:
         s = self.state
-        s.fails_in_row = 0
         s.resync_without_effect = False
         if pending.rule == "b":
-            s.stale_tried = False
+            s.stale_tried, s.worked_step = False, s.count_after
+        else:
+            s.fails_in_row = 0
         if pending.youngest_age == 0 and not math.isnan(total):
             text = f"{pending.id}: worked, total rms {total:.3g} <= {limit:.3g} nats on new rows"
         else:
@@ -340,7 +383,10 @@ class Decider:
         else:
             s.stale_proven = facts.repeated_checksum or self._explained_by_movement(total)
             s.stale_refuted = not s.stale_proven
-        text = f"{pending.id}: no effect, total rms {total:.3g} > {limit:.3g} nats on new rows"
+        return self._failed(f"{pending.id}: no effect, total rms {total:.3g} > {limit:.3g} nats on new rows")
+
+    def _failed(self, text: str) -> Decision:
+        s = self.state
         if s.fails_in_row >= self._config.act.breaker:
             s.breaker_open = True
             text += f"; {s.fails_in_row} in a row: breaker open, `dlc-sentinel actions reset` closes it"
@@ -392,7 +438,8 @@ class Decider:
         last_drop = tuple(kept.pop("last_drop", (-1, 0)))
         self.state = replace(State(**kept), flags=flags, last_drop=(int(last_drop[0]), int(last_drop[1])))
         if pending is not None:
-            self.state.pending = Pending(**pending)
+            asked = pending.get("issued_rms")
+            self.state.pending = Pending(**{**pending, "issued_rms": math.nan if asked is None else asked})
 
 
 def abort_due(findings: Sequence[Finding]) -> Finding | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.core.rules.base import SEVERITY, Candidate, Rule, View
+from dlc_sentinel.core.rules.base import SEVERITY, Candidate, Rule, View, rest_at_floor
 from dlc_sentinel.core.rules.data import FAULT_CAUSES, TORN, finish_reason, refused, structure
 from dlc_sentinel.core.rules.engine import drift, engine, engine_changed, stale_engine, trainer_noise
 from dlc_sentinel.core.rules.label import label
@@ -21,18 +21,21 @@ RULES: tuple[Rule, ...] = (
     stale_engine, refused, structure, finish_reason, transform, label, engine, engine_changed, drift, trainer_noise,
     lag, learning, unwired, blind,
 )  # fmt: skip
-FILLED = ("exact_zeros", "last_token")
+FILLED = ("exact_zeros", "masked_span")
+MOST = 0.5
+LIFTS_FLOOR = frozenset(("STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE"))
+"""Verdicts of faults that make the discrepancy larger: what a run shows under one of them is not its floor."""
 
 
 def diagnose(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """Candidates of the newest step, most severe first. `history` is oldest first, the newest step included."""
     if not history or not history[-1].offered_tokens:
         return []
-    found = _explained([candidate for rule in RULES for candidate in rule(history, view)])
+    found = _explained([candidate for rule in RULES for candidate in rule(history, view)], history[-1])
     return sorted(found, key=lambda c: (not c.catastrophic, SEVERITY.index(c.verdict)))
 
 
-def _explained(found: list[Candidate]) -> list[Candidate]:
+def _explained(found: list[Candidate], now: StepFacts) -> list[Candidate]:
     """Without the candidates that another one explains: a shifted stream is also far from its floor."""
     data = [c for c in found if c.verdict == "DATA" and c.kind not in FAULT_CAUSES]
     if any(c.kind in FILLED for c in data):
@@ -41,11 +44,21 @@ def _explained(found: list[Candidate]) -> list[Candidate]:
         found = [c for c in found if (c.verdict, c.kind) != ("LEARNING", "truncation")]
     if any(c.verdict == "STALE_ENGINE" for c in found):
         found = [c for c in found if c.verdict != "ENGINE" or c.catastrophic]
-    if not [c for c in found if c in data or c.verdict in ("TRANSFORM", "LABEL")]:
+    whole = [c for c in data if c.kind != "finish_reason" and not _others_off(c.kind, now)]
+    if not [c for c in found if c in whole or c.verdict in ("TRANSFORM", "LABEL")]:
         return found
     wild = any(c.verdict == "ENGINE" and c.catastrophic for c in found)
     kept = [c for c in found if c.verdict not in ("ENGINE", "STALE_ENGINE")]
     return [replace(c, catastrophic=True) if wild and c.verdict == "DATA" and c.kind in TORN else c for c in kept]
+
+
+def _others_off(kind: str, now: StepFacts) -> bool:
+    """True where rows or tokens that this kind of DATA does not touch are off as well: then that is a second fault."""
+    p = now.profile
+    if kind not in TORN:
+        return not rest_at_floor(now)
+    others = 1.0 - float(getattr(p, TORN[kind]))
+    return others >= MOST and p.far_rows - (1.0 - others) >= MOST * others
 
 
 def healthy(history: Sequence[StepFacts], config: Config) -> bool:

@@ -19,6 +19,8 @@ class Pending:
     issued_step: int
     expires_step: int
     issued_version: int
+    issued_rms: float = math.nan
+    """rms of the discrepancy that asked for it, nats; nan where the lag did."""
     acked_version: int = UNKNOWN_VERSION
     acked_step: int = -1
     tokens: int = 0

@@ -21,37 +21,57 @@ class Floors:
     """Floor of rms and mean_abs: the smaller of the median of the run's first steps and twice the table's value.
 
     Never below `minimum` (for rms). A run that starts above twice its table is thereby judged against the table.
+    A step is judged against those before it. One at which something is wrong with engine or data teaches nothing,
+    unless nothing else is known.
     """
 
     def __init__(self, config: Floor) -> None:
         self._config = config
         self._rms: list[float] = []
         self._mean_abs: list[float] = []
+        self._doubtful: list[tuple[float, float]] = []
+        """(rms, mean_abs) of the first steps at which something was wrong."""
         self.dtypes: dict[str, str] = {}
 
     def note_dtypes(self, dtypes: Mapping[str, str]) -> None:
         """Takes dtype names of either side; the coarsest one known rules."""
         self.dtypes.update({side: name for side, name in dtypes.items() if name})
 
-    def update(self, facts: StepFacts) -> tuple[float, float]:
-        """(rms, mean_abs) in nats, this step included."""
-        values = facts.discrepancy
-        if values.num >= MIN_TOKENS and len(self._rms) < self._config.steps and math.isfinite(values.rms):
-            self._rms.append(values.rms)
-            self._mean_abs.append(values.mean_abs)
+    def of(self, facts: StepFacts) -> tuple[float, float]:
+        """(rms, mean_abs) in nats that this step is judged against: its own are asked only where no step has taught."""
+        rms_now, mean_abs_now = self._rms, self._mean_abs
+        if not rms_now:
+            own = [(facts.discrepancy.rms, facts.discrepancy.mean_abs)] if self._speaks(facts) else []
+            doubtful = (self._doubtful + own)[: self._config.steps]
+            rms_now, mean_abs_now = [rms for rms, _ in doubtful], [mean for _, mean in doubtful]
         table = getattr(self._config, coarsest(self.dtypes.values()))
-        rms = min(median(self._rms) if self._rms else table, TABLE_FACTOR * table)
-        mean_abs = median(self._mean_abs) if self._mean_abs else MEAN_ABS_OF_RMS * table
+        rms = min(median(rms_now) if rms_now else table, TABLE_FACTOR * table)
+        mean_abs = median(mean_abs_now) if mean_abs_now else MEAN_ABS_OF_RMS * table
         return (
             max(rms, self._config.minimum),
             max(min(mean_abs, TABLE_FACTOR * MEAN_ABS_OF_RMS * table), MEAN_ABS_OF_RMS * self._config.minimum),
         )
 
+    def learn(self, facts: StepFacts, *, doubtful: bool) -> None:
+        """Takes the step's discrepancy. `doubtful`: something about engine or data is wrong, or seems to be."""
+        if not self._speaks(facts) or len(self._rms) >= self._config.steps:
+            return
+        if not doubtful:
+            self._rms.append(facts.discrepancy.rms)
+            self._mean_abs.append(facts.discrepancy.mean_abs)
+        elif len(self._doubtful) < self._config.steps:
+            self._doubtful.append((facts.discrepancy.rms, facts.discrepancy.mean_abs))
+
+    def _speaks(self, facts: StepFacts) -> bool:
+        return facts.discrepancy.num >= MIN_TOKENS and math.isfinite(facts.discrepancy.rms)
+
     def to_json(self) -> Json:
-        return {"rms": self._rms, "mean_abs": self._mean_abs, "dtypes": self.dtypes}
+        doubtful = [list(pair) for pair in self._doubtful]
+        return {"rms": self._rms, "mean_abs": self._mean_abs, "doubtful": doubtful, "dtypes": self.dtypes}
 
     def load(self, tree: Mapping[str, Json]) -> None:
         self._rms, self._mean_abs = list(tree["rms"]), list(tree["mean_abs"])
+        self._doubtful = [(float(rms), float(mean)) for rms, mean in tree.get("doubtful", [])]
         self.dtypes = dict(tree["dtypes"])
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dlc_sentinel.config import Config
-from dlc_sentinel.core.run import RunMonitor
-from dlc_sentinel.records import Event, Json, Record, Snapshot
+from dlc_sentinel.core.run import RunMonitor, Tap
+from dlc_sentinel.records import Command, Event, Json, Record, Snapshot
 from dlc_sentinel.version import __version__
 
 SCHEMA = 1
@@ -19,11 +19,14 @@ class Monitor:
     """Everything the sentinel knows, over all runs it hears of.
 
     `replaying` only changes how commands are called that nobody could have obeyed: hypothetical.
-    `keep_steps`: closed steps kept for `report` and the snapshot; None = all.
+    `keep_steps`: closed steps kept for `report` and the snapshot; None = all. `tap` is shown all tokens that count.
     """
 
-    def __init__(self, config: Config, *, replaying: bool = False, keep_steps: int | None = 512) -> None:
+    def __init__(
+        self, config: Config, *, replaying: bool = False, keep_steps: int | None = 512, tap: Tap | None = None
+    ) -> None:
         self._config = config
+        self._tap = tap
         self._replaying = replaying
         self._keep_steps = keep_steps
         self._runs: dict[str, RunMonitor] = {}
@@ -50,6 +53,11 @@ class Monitor:
         """Closes what is still open: the end of a file, a tape or an orderly stop."""
         return [event for run in self._runs.values() for event in run.finish(now_s)]
 
+    def awaits(self, command: Command) -> bool:
+        """True while an answer to the command, which nobody took yet, would still do good."""
+        run = self._runs.get(command.run)
+        return run is not None and run.awaits(command)
+
     def runs(self) -> list[str]:
         return list(self._runs)
 
@@ -74,7 +82,7 @@ class Monitor:
 
     def _run(self, name: str) -> RunMonitor:
         if name not in self._runs:
-            self._runs[name] = RunMonitor(name, self._config, self._keep_steps, self._replaying)
+            self._runs[name] = RunMonitor(name, self._config, self._keep_steps, self._replaying, self._tap)
         return self._runs[name]
 
     def _start(self, now_s: float) -> None:

@@ -17,6 +17,8 @@ CLIP_NATS = -8.0
 FITS, FITS_BY = 0.7, 0.3
 """Correlation at an offset, and how much better than as the row stands."""
 TOGETHER, APART = 0.4, 0.25
+TOGETHER_REAL = 0.9
+"""Without its fill-ins a row that fits to its end; a broken one fits up to a token."""
 MIN_SIDE = 12
 HALF_FITS = 0.5
 UNSURE_NATS, WHOLE_FLOORS = -0.05, 2.0
@@ -31,6 +33,8 @@ class Found:
     kind: RowClass
     offset: int = 0
     place: int = -1
+    correlation: float = 0.0
+    """Of the two streams as they stand."""
 
 
 def classify(row: WholeRow, floor_rms: float) -> Found:
@@ -39,19 +43,22 @@ def classify(row: WholeRow, floor_rms: float) -> Found:
     trainer_T = np.maximum(row.trainer_T.astype(np.float64), CLIP_NATS)
     if len(engine_T) < MIN_TOKENS:
         return Found("unknown")
-    at = _break(row.x_T, floor_rms)
-    if at is not None and _correlation(engine_T[at:], trainer_T[at:], 0) < HALF_FITS:
-        return Found("broken", place=int(row.place_T[at]))
     as_it_is = _correlation(engine_T, trainer_T, 0)
+    # a logprob of exactly 0 in one stream is a fill-in: of the other tokens the row may fit all the same
+    real_T = (engine_T == 0.0) == (trainer_T == 0.0)
+    real = _correlation(engine_T[real_T], trainer_T[real_T], 0) if real_T.sum() >= MIN_TOKENS else 1.0
+    at = _break(row.x_T, floor_rms)
+    if at is not None and _correlation(engine_T[at:], trainer_T[at:], 0) < HALF_FITS and real < TOGETHER_REAL:
+        return Found("broken", place=int(row.place_T[at]), correlation=as_it_is)
     if as_it_is >= TOGETHER:
         throughout = unsure_median(row) > WHOLE_FLOORS * floor_rms
-        return Found("fitting" if throughout else "unknown")
+        return Found("fitting" if throughout else "unknown", correlation=as_it_is)
     offset, best = _best_offset(engine_T, trainer_T)
     if best >= max(FITS, as_it_is + FITS_BY):
-        return Found("shifted", offset=offset)
-    if as_it_is < APART:
-        return Found("unpaired")
-    return Found("unknown")
+        return Found("shifted", offset=offset, correlation=as_it_is)
+    if as_it_is < APART and real < TOGETHER:
+        return Found("unpaired", correlation=as_it_is)
+    return Found("unknown", correlation=as_it_is)
 
 
 def unsure_median(row: WholeRow) -> float:

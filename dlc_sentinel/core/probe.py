@@ -80,6 +80,7 @@ class Probe:
     def __init__(self, thin: int) -> None:
         self._thin = thin
         self._sample: list[tuple[int, WholeRow]] = []
+        self._is_sorted = True
         self._worst: list[tuple[float, int, int, WholeRow]] = []
         self._pieces: list[tuple[F64 | F32 | I64 | Bool, ...]] = []
         self._replicas: dict[str, int] = {}
@@ -107,6 +108,7 @@ class Probe:
             kept = _whole(tokens, trainer_N, row, exact, int(age_S[row]))
             if take_S[row]:
                 self._sample.append((int(draw_S[row]), kept))
+                self._is_sorted = False
                 self._num_sampled += len(kept.engine_T)
             self._serial += 1
             entry = (float(mean_sq_S[row]), int(draw_S[row]), self._serial, kept)
@@ -125,7 +127,10 @@ class Probe:
 
     def sample(self) -> list[WholeRow]:
         """The sampled rows, in an order of their content."""
-        return [row for _, row in sorted(self._sample, key=lambda pair: (pair[0], len(pair[1].engine_T)))]
+        if not self._is_sorted:
+            self._sample.sort(key=lambda pair: (pair[0], len(pair[1].engine_T)))
+            self._is_sorted = True
+        return [row for _, row in self._sample]
 
     def worst(self) -> list[WholeRow]:
         """The rows with the largest mean square, worst first."""

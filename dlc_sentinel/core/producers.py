@@ -140,6 +140,15 @@ class Producers:
         missed = [p for p in self.trainers() if not p.left]
         return bool(missed) and all(p.state != "alive" for p in missed)
 
+    def all_left(self) -> bool:
+        """True when there are trainers and all of them have said goodbye: no step gets more."""
+        trainers = self.trainers()
+        return bool(trainers) and all(p.left for p in trainers)
+
+    def ended(self, step: int) -> bool:
+        """True when a trainer is done with the step, or all have left."""
+        return self.all_left() or any(p.is_done_with(step) for p in self.trainers())
+
     def waits_for(self, step: int, since_step: int) -> bool:
         """True while a trainer that was there at `since_step` or at this one is not done with `step`."""
         return any(

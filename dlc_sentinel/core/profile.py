@@ -14,28 +14,22 @@ from itertools import pairwise
 import numpy as np
 
 from dlc_sentinel.core.pairing import RowClass, classify, unsure_median
+from dlc_sentinel.core.places import places_of
 from dlc_sentinel.core.probe import Probe, RowTable, WholeRow
 from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
-from dlc_sentinel.maths.cells import LOGP_EDGES
-from dlc_sentinel.records import F64, I64, Bool, Json
+from dlc_sentinel.records import F64, Bool, Json
 
 NAN = math.nan
 FAR_ROW_FLOORS, FAR_ROW_NATS = 4.0, 0.02
 """A row is far where its rms is beyond both."""
-FAR_TOKEN_SCALES, FAR_TOKEN_FLOORS, FAR_TOKEN_NATS = 8.0, 3.0, 0.05
-"""A token is far where |x| is beyond all three; a scale is the median |x| of tokens about as likely."""
-MIN_BIN_TOKENS = 20
-MAX_SCALE = 6.0
 UNSURE_NATS = -0.05
 NEAR_ROW_FLOORS = 2.0
 QUIET_ROWS, MAX_LIFT = 0.3, 3.0
 LABEL_TIMES = 2.0
 END_FLOORS, END_NATS = 3.0, 0.05
-PLACEHOLDER_NATS = -1.0
-WILD_NATS = 20.0
-MODULI = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MAX_CLASSIFIED = 48
-MIN_PLACED = 3
+MIN_REPLICA_ROWS = 3
+MIN_BIN_TOKENS = 20
 FEW_TOKENS = 1 << 14
 """What has no place in a row is measured on about so many."""
 RARE_NATS, LIKELY_NATS = -4.6, -1.0
@@ -43,7 +37,7 @@ RARE_NATS, LIKELY_NATS = -4.6, -1.0
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Shares are 0..1 and of all rows or all sampled tokens; nan = too little to say."""
+    """Shares are 0..1 and of all rows or all tokens, as far as these are at hand; nan = too little to say."""
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -67,6 +61,8 @@ class Profile:
     """... the middle one of these tokens' places."""
     fitting_rows: float = 0.0
     """Far rows whose streams belong together all the same: of other weights, or of another transform."""
+    others_correlation: float = NAN
+    """Median correlation of the two streams of far rows that are neither shifted, nor unpaired, nor broken."""
     mislabelled_rows: float = 0.0
     """Exact rows of age > 0 that fit the trainer's present weights twice as well as their label's."""
     last_far: float = 0.0
@@ -80,9 +76,15 @@ class Profile:
     far_run: float = NAN
     """Mean length of a run of far tokens."""
     zero_tokens: float = 0.0
-    """Tokens with a logprob of exactly 0 in one stream, below -1 in the other ..."""
+    """Tokens with a logprob of exactly 0 in one stream, below -1 in the other."""
+    zero_whole: float = 0.0
+    """Share of these in rows that are all but wholly such ..."""
+    zero_last: float = 0.0
+    """... and on the last token of their row."""
+    zero_run: float = NAN
+    """Mean length of a run of logprobs of exactly 0 in one stream, in the other rows."""
     rest_rms: float = NAN
-    """... and the rms of the tokens without such a zero."""
+    """rms of the tokens that are not far, wild or exactly 0 in one stream."""
     wild_tokens: float = 0.0
     """Tokens more than 20 nats apart, as no two models of one text are."""
     modulus: int = 0
@@ -123,28 +125,27 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     x_N = np.concatenate([row.x_T for row in sample])
     engine_N = np.concatenate([row.engine_T for row in sample]).astype(np.float64)
     trainer_N = np.concatenate([row.trainer_T for row in sample]).astype(np.float64)
-    far_N = _far_tokens(x_N, engine_N, trainer_N, floor_rms)
-    zero_N = _placeholders(engine_N, trainer_N)
-    lengths_S = np.array([len(row.engine_T) for row in sample])
-    classes = _classes(worst, sample, float(far_S.mean()), row_floor)
+    far_rows = [row for row in worst if _rms(row.x_T) > _row_limit(row_floor)]
+    far_share = float(far_S.mean())
+    near_share = float((table.mean_sq_S < (NEAR_ROW_FLOORS * row_floor) ** 2).mean())
+    classes = _classes(worst, sample, far_share, row_floor)
+    # of a noisy engine's rows only some are far although all are shifted
+    shifted = near_share < 0.5 and classes.get("shifted_rows", 0.0) > 0.5 * far_share
+    offset = int(classes["offset"]) if shifted else 0
     return Profile(
         num_rows=len(table.num_S),
-        num_tokens=len(x_N),
+        num_tokens=int(table.num_S.sum()),
         **_correlation(engine_N, trainer_N),
-        far_rows=float(far_S.mean()),
-        near_rows=float((table.mean_sq_S < (NEAR_ROW_FLOORS * row_floor) ** 2).mean()),
+        far_rows=far_share,
+        near_rows=near_share,
         **classes,
         **_ends(table, x_N, floor_rms),
-        **_places(sample, far_N, lengths_S),
-        far_tokens=float(far_N.mean()),
-        zero_tokens=float(zero_N.mean()),
-        wild_tokens=float((np.abs(x_N) > WILD_NATS).mean()),
-        rest_rms=_rms(x_N[~zero_N]),
+        **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms),
         mislabelled_rows=_mislabelled(sample),
         **_engine_shape(sample, x_N, engine_N, trainer_N),
         **_replicas(table, far_S),
         keyed_groups=_keyed(table, far_S),
-        function=_function(sample, classes),
+        function=_function(sample, classes, row_floor, offset),
     )
 
 
@@ -171,21 +172,6 @@ def _far_rows(table: RowTable, floor_rms: float) -> Bool:
     return table.mean_sq_S > _row_limit(floor_rms) ** 2
 
 
-def _far_tokens(x_N: F64, engine_N: F64, trainer_N: F64, floor_rms: float) -> Bool:
-    """Beyond what tokens about as likely are off by; binned by the likelier side, so that a wrong value stands out."""
-    logp_N, size_N = np.maximum(engine_N, trainer_N), np.abs(x_N)
-    bin_N = np.searchsorted(LOGP_EDGES, logp_N, side="right")
-    unsure_N = logp_N < UNSURE_NATS
-    usual = float(np.median(size_N[unsure_N])) if unsure_N.any() else 0.0
-    scale_B = np.full(len(LOGP_EDGES) + 1, usual)
-    for index in range(len(scale_B)):
-        of_bin = size_N[bin_N == index]
-        if len(of_bin) >= MIN_BIN_TOKENS:
-            scale_B[index] = min(float(np.median(of_bin)), MAX_SCALE * usual)
-    limit_B = np.maximum(FAR_TOKEN_SCALES * scale_B, max(FAR_TOKEN_FLOORS * floor_rms, FAR_TOKEN_NATS))
-    return size_N > limit_B[bin_N]
-
-
 def _classes(
     worst: Sequence[WholeRow], sample: Sequence[WholeRow], far_share: float, floor_rms: float
 ) -> dict[str, Json]:
@@ -202,11 +188,13 @@ def _classes(
 
     offsets = [f.offset for f in found if f.kind == "shifted"]
     breaks = [f.place for f in found if f.kind == "broken"]
+    others = [f.correlation for f in found if f.kind in ("fitting", "unknown")]
     return {
         "shifted_rows": share("shifted"),
         "unpaired_rows": share("unpaired"),
         "broken_rows": share("broken"),
         "fitting_rows": share("fitting"),
+        "others_correlation": float(np.median(others)) if others else NAN,
         "offset": max(sorted(set(offsets)), key=offsets.count) if offsets else 0,
         "broken_at": float(np.median(breaks)) if breaks else NAN,
     }
@@ -220,12 +208,17 @@ def _mislabelled(sample: Sequence[WholeRow]) -> float:
     return sum(wrong) / len(sample)
 
 
-def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json]) -> FunctionOfLogp:
-    """The shape of trainer - engine; where most rows are shifted, as it is with the shift taken back."""
-    offset = int(classes.get("offset", 0)) if classes.get("shifted_rows", 0.0) > 0.5 else 0
+def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], floor_rms: float, offset: int) -> FunctionOfLogp:
+    """The shape of trainer - engine, shifted back by `offset`, of rows whose streams belong together."""
+    if classes.get("unpaired_rows", 0.0) + classes.get("broken_rows", 0.0) > 0.0:
+        kept = [row for row in sample[:MAX_CLASSIFIED] if classify(row, floor_rms).kind not in ("unpaired", "broken")]
+        if not kept:
+            return FunctionOfLogp()
+        sample = kept
     engine, trainer = (slice(max(k, 0), min(k, 0) or None) for k in (-offset, offset))
-    engine_N = np.concatenate([row.engine_T[engine] for row in sample]).astype(np.float64)
-    trainer_N = np.concatenate([row.trainer_T[trainer] for row in sample]).astype(np.float64)
+    # without last tokens: a hand-made one is no sampling transform
+    engine_N = np.concatenate([row.engine_T[:-1][engine] for row in sample]).astype(np.float64)
+    trainer_N = np.concatenate([row.trainer_T[:-1][trainer] for row in sample]).astype(np.float64)
     few = slice(None, None, 1 + len(engine_N) // FEW_TOKENS)
     return function_of_logp(engine_N[few], trainer_N[few])
 
@@ -241,39 +234,6 @@ def _ends(table: RowTable, x_N: F64, floor_rms: float) -> dict[str, Json]:
         "first_far": float(first_S.mean()),
         "ends_usual": float((np.abs(x_N) > limit).mean()),
     }
-
-
-def _placeholders(engine_N: F64, trainer_N: F64) -> Bool:
-    zero_N: Bool = (engine_N == 0.0) ^ (trainer_N == 0.0)
-    return zero_N & (np.minimum(engine_N, trainer_N) < PLACEHOLDER_NATS)
-
-
-def _places(sample: Sequence[WholeRow], far_N: Bool, lengths_S: I64) -> dict[str, Json]:
-    """Where in their responses the far tokens are."""
-    if far_N.sum() < MIN_PLACED:
-        return {}
-    place_N = np.concatenate([row.place_T for row in sample])
-    starts_N = np.zeros(len(place_N), np.bool_)
-    starts_N[np.cumsum(lengths_S)[:-1]] = True
-    starts_N[0] = True
-    edge_N = np.zeros(len(place_N), np.bool_)
-    edge_N[1:] = np.diff(place_N) > 1
-    edge_N = (edge_N & ~starts_N) | (starts_N & (place_N > 0))
-    begins_N = far_N & ~(np.concatenate([[False], far_N[:-1]]) & ~starts_N & ~edge_N)
-    far_places = place_N[far_N]
-    out: dict[str, Json] = {"far_run": float(far_N.sum() / begins_N.sum())}
-    if edge_N.sum() >= MIN_PLACED:
-        out |= {"edge_far": float(far_N[edge_N].mean()), "edge_of_far": float(edge_N[far_N].mean())}
-    if len(np.unique(far_places)) == 1:
-        return out | {"place": int(far_places[0])}
-    best, share = 0, 0.0
-    for modulus in MODULI:
-        counts = np.bincount(far_places % modulus)
-        part = float(counts.max() / len(far_places))
-        several = len(np.unique(far_places[far_places % modulus == counts.argmax()])) > 1
-        if several and part >= share:
-            best, share = modulus, part
-    return out | {"modulus": best, "modulus_tokens": share}
 
 
 def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N: F64) -> dict[str, Json]:
@@ -306,7 +266,7 @@ def _replicas(table: RowTable, far_S: Bool) -> dict[str, Json]:
     if len(table.replicas) < 2:
         return {}
     shares = {name: far_S[table.replica_S == i] for i, name in enumerate(table.replicas)}
-    far = [name for name, of in shares.items() if len(of) >= MIN_PLACED and of.mean() > 0.5]
+    far = [name for name, of in shares.items() if len(of) >= MIN_REPLICA_ROWS and of.mean() > 0.5]
     rest = [of for name, of in shares.items() if name not in far and len(of)]
     if len(far) != 1 or not rest or np.concatenate(rest).mean() > 0.1:
         return {}

@@ -6,14 +6,15 @@ Over 300 lines because it is the one place where they all meet; every rule and e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.decide import Decider
 from dlc_sentinel.core.detect import Finding, Findings
-from dlc_sentinel.core.diagnose import diagnose, healthy
+from dlc_sentinel.core.diagnose import LIFTS_FLOOR, diagnose, healthy
 from dlc_sentinel.core.facts import ClosedStep, StepFacts, from_json
 from dlc_sentinel.core.floors import Floors
 from dlc_sentinel.core.join import Join
@@ -24,6 +25,7 @@ from dlc_sentinel.core.probe import Probe
 from dlc_sentinel.core.producers import Producer, Producers
 from dlc_sentinel.core.profile import profile_of
 from dlc_sentinel.core.settings import warnings
+from dlc_sentinel.core.tokens import Tokens
 from dlc_sentinel.core.trend import with_trend
 from dlc_sentinel.core.window import StepWindow
 from dlc_sentinel.maths.bootstrap import GroupSums
@@ -32,6 +34,7 @@ from dlc_sentinel.records import (
     UNKNOWN_VERSION,
     Ack,
     Bye,
+    Command,
     Event,
     Heartbeat,
     Hello,
@@ -52,6 +55,8 @@ GRACE_TICKS = 2
 MAX_PENDING_SCALARS = 64
 """Steps whose scalars may come before any of their tokens."""
 NO_STEP = -1
+Tap = Callable[[str, Tokens], None]
+"""Shown the run's name and every batch of its tokens that counts."""
 AHEAD_STEPS = 2
 """A producer this many steps ahead means that nobody will come back for the older step."""
 
@@ -59,8 +64,11 @@ AHEAD_STEPS = 2
 class RunMonitor:
     """All that is known of one run."""
 
-    def __init__(self, run: str, config: Config, keep_steps: int | None, replaying: bool) -> None:
+    def __init__(
+        self, run: str, config: Config, keep_steps: int | None, replaying: bool, tap: Tap | None = None
+    ) -> None:
         self.run = run
+        self._tap = None if tap is None else partial(tap, run)
         self._config = config
         self._replaying = replaying
         self._join = Join(self._refuse, max_bytes=config.join.max_bytes, max_age_steps=config.join.max_age_steps)
@@ -248,7 +256,7 @@ class RunMonitor:
     def _window(self, step: int) -> StepWindow:
         window = self._windows.get(step)
         if window is None:
-            window = self._windows[step] = StepWindow(step, self._config, thins=self._thins)
+            window = self._windows[step] = StepWindow(step, self._config, thins=self._thins, tap=self._tap)
             window.scalars.update(self._pending_scalars.pop(step, {}))
         return window
 
@@ -265,7 +273,7 @@ class RunMonitor:
         if self._producers.all_silent() and not any(f.kind == "silent" for f in self._findings.open()):
             events += self._silent(now_s)
         for step in self._windows:
-            if any(p.is_done_with(step) for p in self._producers.trainers()):
+            if self._producers.ended(step):
                 self._ended_ticks[step] = self._ended_ticks.get(step, 0) + 1
         return events + self._close_ready(now_s)
 
@@ -274,6 +282,9 @@ class RunMonitor:
         silent = Finding("BLIND", "silent", 0.95, self._last_closed + 1, "confirmed", evidence, advice)
         self._findings.add(silent)
         return self._ledger.findings([silent], self._last_closed, now_s)
+
+    def awaits(self, command: Command) -> bool:
+        return self._decider.awaits(command, self._last_closed)
 
     def finish(self, now_s: float) -> list[Event]:
         events: list[Event] = []
@@ -293,10 +304,10 @@ class RunMonitor:
         return events
 
     def _is_ready(self, step: int) -> bool:
-        trainers = self._producers.trainers()
-        if not any(p.is_done_with(step) for p in trainers):
+        if not self._producers.ended(step):
             return False
-        if self._ended_ticks.get(step, 0) >= GRACE_TICKS or any(p.last_step >= step + AHEAD_STEPS for p in trainers):
+        ahead = any(p.last_step >= step + AHEAD_STEPS for p in self._producers.trainers())
+        if ahead or self._ended_ticks.get(step, 0) >= GRACE_TICKS:
             return True
         since_step = self._last_closed if self._closed else NO_STEP
         return not self._producers.waits_for(step, since_step) and not self._join.num_waiting(step)
@@ -331,7 +342,7 @@ class RunMonitor:
             self._closed[past] = replace(self._closed[past], sums=GroupSums(), unsplit=None)
 
     def _complete(self, facts: StepFacts, probe: Probe) -> StepFacts:
-        rms, mean_abs = self._floors.update(facts)
+        rms, mean_abs = self._floors.of(facts)
         facts = replace(
             facts,
             floor_rms=rms,
@@ -359,6 +370,8 @@ class RunMonitor:
         if view.stale_refuted:
             self._findings.end("STALE_ENGINE", "superseded")
         changed = self._findings.update(facts.step, candidates, hold=decider.held(), still=decider.still(facts))
+        wrong = {c.verdict for c in candidates} | {f.verdict for f in self._findings.open()}
+        self._floors.learn(facts, doubtful=not wrong.isdisjoint(LIFTS_FLOOR))
         stale = self._findings.get("STALE_ENGINE")
         if stale is not None and stale.state == "confirmed":
             changed += self._findings.end("LAG", "superseded")

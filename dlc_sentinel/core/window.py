@@ -54,11 +54,15 @@ class _Update:
 class StepWindow:
     """Accumulates one step of one run. Rows may come in any order of updates, ranks and micro-batches."""
 
-    def __init__(self, step: int, config: Config, *, thins: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self, step: int, config: Config, *, thins: tuple[int, int] = (0, 0), tap: Callable[[Tokens], None] | None = None
+    ) -> None:
+        """`tap` is shown every batch of tokens that counts."""
         self.step = step
         self.version = UNKNOWN_VERSION
         """Newest trainer version of any record of the step."""
         self._config = config
+        self._tap = tap
         self._updates: dict[int, _Update] = {}
         self._discrepancy = StreamStats()
         self._stale_kv = StreamStats()
@@ -99,6 +103,8 @@ class StepWindow:
             refuse(rows.step, "unmatched", tokens.num_tokens)
             return
         self._count(tokens)
+        if self._tap is not None:
+            self._tap(tokens)
         total_N = log_ratio(tokens.cur_N, tokens.engine_N)
         update = self._update(tokens.update)
         update.total.add(total_N)

@@ -62,7 +62,7 @@ def test_the_steps_of_a_restarted_run_wait_for_all_their_micro_batches():
 
 def test_an_abort_of_a_former_life_is_not_sent_to_the_restarted_run():
     job = Job(mode="abort")
-    job.step(5, disc=0.5)
+    job.step(0, disc=0.5)
     assert [c["kind"] for c in commands(job.events)] == ["ABORT"]
     job.source, job.events = make_source(producer="p9"), []
 

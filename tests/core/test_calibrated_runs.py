@@ -109,6 +109,16 @@ def test_two_fresh_rows_are_not_enough():
     assert job.report()["steps"][-1]["basis"] == "mixed"
 
 
+def test_two_fresh_rows_do_not_prove_that_the_engine_changed():
+    job = Job(mode="observe")
+    for step in range(3, 12):
+        few = step >= 8
+        records, *_ = an_async_step(step, lag=0.03, fresh=2 if few else 16, disc=0.05 if few else DISC, stale_disc=DISC)
+        job.step(step, *records)
+
+    assert job.report()["findings"] == []
+
+
 def test_rows_of_unknown_version_are_not_calibrated():
     job = Job()
     for step in range(3, 6):

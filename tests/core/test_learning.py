@@ -9,7 +9,7 @@ def learning(values, **more):
     job = Job()
     for step in range(40):
         scalars = {name: float(of[min(step, len(of) - 1)]) for name, of in values.items()}
-        job.step(step, lag=0.0, scalars={"lr": 1e-6, "grad_norm": 0.5} | scalars | more)
+        job.step(step, rows=4, lag=0.0, scalars={"lr": 1e-6, "grad_norm": 0.5} | scalars | more)
     return {f["kind"] for f in job.report()["findings"] if f["verdict"] == "LEARNING"}
 
 
@@ -34,6 +34,20 @@ def test_low_entropy_of_a_policy_that_has_learnt_its_task_is_no_fault():
 )
 def test_a_dial_that_leaves_its_range_is_named(values, kind):
     assert learning(values) == {kind}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"truncated_ratio": [0.05] * 10 + [0.45]},  # most rows are whole
+        {"truncated_ratio": [0.45] * 10 + [0.6]},  # nearly as many were cut from the start
+        {"response_length": [200] * 10 + [550]},
+        {"reward": [0.2] * 6 + [0.8] * 8 + [0.5]},
+        {"reward": [0.04] * 10 + [0.01]},  # a peak so low is none
+    ],
+)
+def test_a_dial_short_of_its_line_is_no_fault(values):
+    assert learning(values) == set()
 
 
 def test_a_policy_without_a_gradient_is_frozen_unless_its_learning_rate_is_zero():

@@ -128,6 +128,30 @@ def test_a_trainer_that_said_goodbye_is_not_missed():
     assert job.report()["findings"] == []
 
 
+def test_the_last_step_is_judged_when_the_trainers_have_said_goodbye():
+    job = Job()
+    job.feed(make_train(0))
+    job.feed(make_train(0, source=make_source(producer="p1", rank=1)))
+
+    job.feed(Bye(job.source))
+    assert job.report()["steps"] == []
+    job.feed(Bye(make_source(producer="p1", rank=1)))
+
+    assert [step["step"] for step in job.report()["steps"]] == [0]
+
+
+def test_a_rank_that_left_early_does_not_close_the_steps_of_the_others():
+    job = Job()
+    job.feed(make_train(0, source=make_source(producer="p1", rank=1)))
+    job.feed(Bye(make_source(producer="p1", rank=1)))
+    job.feed(make_train(1))
+
+    for _ in range(10):
+        job.tick()
+
+    assert [step["step"] for step in job.report()["steps"]] == [0]
+
+
 def test_silence_ends_when_the_trainer_is_heard_again():
     job = Job()
     job.feed(Heartbeat(job.source), numbered=False)

@@ -7,6 +7,7 @@ from dlc_sentinel.core.settings import warnings
 from dlc_sentinel.records import Hello
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs_mode": "raw_logprobs"}
+PLAIN |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,9 @@ PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs_
         ({"min_p": 0.05}, {}, "min_p 0.05"),
         ({"repetition_penalty": 1.1}, {}, "repetition_penalty 1.1"),
         ({}, {"clip_ratio_high": 1e-5}, "clip_ratio_high"),
+        ({}, {"clip_ratio_low": 1e-5}, "clip_ratio_low"),
+        ({"frequency_penalty": 0.2}, {}, "frequency_penalty 0.2"),
+        ({"presence_penalty": 0.2}, {}, "presence_penalty 0.2"),
         ({}, {"rollout_is_threshold": 2.0}, "0.5"),
     ],
 )

@@ -418,6 +418,23 @@ def test_too_few_blocks_even_when_pooled_only_act_below_one_quarter():
     assert commands(job.events) == []
 
 
+def test_too_few_blocks_even_when_pooled_make_no_finding_above_one_quarter():
+    job = Job()
+    for step in range(8):
+        job.step(step, gen_version=step, version=step + 1, lag=0.2, rows=1, length=64)
+
+    assert job.report()["findings"] == []
+
+
+def test_one_large_step_between_one_quarter_and_one_half_sends_nothing():
+    job = Job()
+    for step in range(8):
+        job.step(step, gen_version=step, version=step + 1, lag=0.18 if step == 5 else 0.01, rows=160)
+
+    assert 0.25 < job.report()["steps"][5]["lag_ess"]["32"] < job.report()["steps"][5]["lag_ess_interval"][1] < 0.5
+    assert commands(job.events) == []
+
+
 def test_no_resync_follows_while_a_tenth_of_the_rows_is_older_than_what_was_delivered():
     job = Job()
     for step in range(6):
@@ -440,6 +457,15 @@ def test_two_resyncs_keep_the_minimum_interval():
 
     sent_at = [c["issued_step"] for c in commands(job.events)]
     assert len(sent_at) >= 3 and min(b - a for a, b in pairwise(sent_at)) == 7
+
+
+def test_more_than_one_RESYNC_in_four_steps_over_two_hundred_is_advice_once_and_no_breaker():
+    job = Job(config=Config(act=Act(pending_tokens=1, pending_groups=1)))
+    synced = run_lagging(job, 170, per_age=0.5)
+
+    advice = [e for e in of_kind(job.events, "note") if "RESYNCs in 200 steps" in e.text]
+    assert [e.step for e in advice] == [synced[50]]
+    assert of_kind(job.events, "breaker") == []
 
 
 def test_three_steps_of_exactly_zero_lag_are_needed_before_unwired_is_thought_of():

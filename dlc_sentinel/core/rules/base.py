@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
+from statistics import median
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts, Values
@@ -28,6 +29,14 @@ RISING_PAIRS = 0.8
 RISING_RATIO = 1.1
 JUMP_SHARE = 0.6
 RISE_BEGUN = 1.5
+LEFT_RATIO, LEFT_TIMES = 2.0, 3.0
+WINDOWS, WINDOW_STEPS, WINDOWS_RATIO = 4, 5, 1.4
+"""Where single steps are too noisy to be in order, medians of five are."""
+FIRST_STEP = 1
+"""Of a run that is new: some stacks count from 0, others from 1."""
+RESUMED_STEPS = 3
+TAIL_GROWN, TAIL_POWER = 1.4, 1.0 / 3.0
+"""The tail alone has grown where the middle token has by less than the cube root of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,11 @@ def at_floor(facts: StepFacts) -> bool:
     return not (rms > ABOVE_FLOOR * facts.floor_rms and rms > MIN_ENGINE_NATS)
 
 
+def rest_at_floor(facts: StepFacts) -> bool:
+    """True where the tokens that are neither far, nor wild, nor fill-ins, are at the floor; or where there are none."""
+    return not facts.profile.rest_rms > max(ABOVE_FLOOR * facts.floor_rms, MIN_ENGINE_NATS)
+
+
 def engine_values(facts: StepFacts) -> Values:
     """Discrepancy of rows labelled current, or of all where too few are."""
     return facts.current if facts.current.num >= MIN_TOKENS else facts.discrepancy
@@ -105,24 +119,66 @@ def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
     """(step since which the current rows' discrepancy has been rising, ratio last/first), or (-1, nan).
 
     Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order, the ratio is > 1.1, and
-    no single step makes most of the way: a jump between two levels is a change, not a rise.
+    no single step makes most of the way: a jump between two levels is a change, not a rise. Or the same of 4 windows
+    of 5 steps, all in order, the ratio > 1.4. Weights that stay behind move all tokens, and from the floor on: where
+    the tail alone rises, or the engine was off before, nothing is rising.
     """
-    seen = [f for f in history if f.current.num >= MIN_TOKENS][-(RISING_STEPS + 1) :]
-    if len(seen) <= RISING_STEPS:
+    seen = [f for f in history if f.current.num >= MIN_TOKENS]
+    if seen and not at_floor(history[-1]) and (tail_alone(history) or _was_off(seen)):
         return -1, math.nan
+    steps, span = seen[-(RISING_STEPS + 1) :], seen[-WINDOWS * WINDOW_STEPS :]
+    if len(steps) <= RISING_STEPS:
+        return -1, math.nan
+    values = [f.current.rms for f in steps]
+    if _rises(values, RISING_PAIRS, RISING_RATIO):
+        return _since(steps, values[0]), values[-1] / max(values[0], 1e-12)
+    if len(span) < WINDOWS * WINDOW_STEPS:
+        return -1, math.nan
+    levels = [median(f.current.rms for f in span[i : i + WINDOW_STEPS]) for i in range(0, len(span), WINDOW_STEPS)]
+    if _rises(levels, 1.0, WINDOWS_RATIO):
+        return _since(span, levels[0]), levels[-1] / max(levels[0], 1e-12)
+    return -1, math.nan
+
+
+def _was_off(seen: Sequence[StepFacts]) -> bool:
+    """True where the steps that are off now began so, or left the floor by far more than they have risen by since."""
+    at = next((i for i in range(len(seen), 0, -1) if at_floor(seen[i - 1])), 0)
+    if at in (0, len(seen)):
+        return at == 0
     values = [f.current.rms for f in seen]
+    since = (values[-1] - values[at]) / max(len(values) - 1 - at, 1)
+    at_once = values[at] >= LEFT_RATIO * values[at - 1]
+    return at_once and values[at] - values[at - 1] > LEFT_TIMES * max(since, 0.0)
+
+
+def _rises(values: Sequence[float], in_order: float, ratio: float) -> bool:
     pairs = list(combinations(values, 2))
-    ratio = values[-1] / max(values[0], 1e-12)
-    if sum(b > a for a, b in pairs) < RISING_PAIRS * len(pairs) or ratio < RISING_RATIO or _is_jump(values):
-        return -1, math.nan
-    since = next((f.step for f in seen if f.current.rms > RISE_BEGUN * values[0]), seen[0].step)
-    return since, ratio
+    ordered = sum(b > a for a, b in pairs) >= in_order * len(pairs)
+    return ordered and values[-1] >= ratio * max(values[0], 1e-12) and not _is_jump(values)
+
+
+def _since(seen: Sequence[StepFacts], first: float) -> int:
+    return next((f.step for f in seen if f.current.rms > RISE_BEGUN * first), seen[0].step)
 
 
 def _is_jump(values: Sequence[float]) -> bool:
     """True when one step makes most of the way from the first value to the last."""
     steps = [b - a for a, b in pairwise(values)]
     return max(steps) > JUMP_SHARE * (values[-1] - values[0])
+
+
+def tail_alone(history: Sequence[StepFacts]) -> bool:
+    """True where the rms has grown since the oldest steps remembered, and the middle token all but stayed."""
+    old, now = history[:WINDOW_STEPS], history[-1]
+    rms = median(engine_values(f).rms for f in old)
+    middle = median(f.discrepancy.p50_abs for f in old)
+    grown = engine_values(now).rms / max(rms, 1e-12)
+    return grown >= TAIL_GROWN and now.discrepancy.p50_abs <= grown**TAIL_POWER * middle
+
+
+def resumed(history: Sequence[StepFacts]) -> bool:
+    """True in the first steps of a run that starts neither at 0 nor at 1 and was never at its floor."""
+    return history[0].step > FIRST_STEP and len(history) <= RESUMED_STEPS and all(not at_floor(f) for f in history)
 
 
 def moved(history: Sequence[StepFacts]) -> bool:

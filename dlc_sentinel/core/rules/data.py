@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.floors import MIN_TOKENS
-from dlc_sentinel.core.profile import Profile
-from dlc_sentinel.core.rules.base import CATASTROPHE_TOKENS, Candidate, View, apart, disagree
+from dlc_sentinel.core.rules.base import AGREEING, CATASTROPHE_TOKENS, Candidate, View, apart, at_floor, rest_at_floor
 from dlc_sentinel.records import Json
 
 FAULT_CAUSES = (
@@ -19,10 +18,13 @@ FAULT_CAUSES = (
 DATA_SHARE = 0.01
 CLASS_SHARE = 0.1
 """Of one position or class of rows."""
-TORN = ("offset", "wrong_pairing", "broken_prefix")
-"""Kinds in which whole rows are off: as bad as an engine that is as far off."""
-ZERO_SHARE, ZERO_TOKENS = 1e-3, 4
-REST_FLOORS = 3.0
+TORN = {"offset": "shifted_rows", "wrong_pairing": "unpaired_rows", "broken_prefix": "broken_rows"}
+"""Kinds in which whole rows are off: as bad as an engine that is as far off. Noise as large as the logprobs themselves
+makes some rows look like each of them, unless the streams of the other rows belong together beyond doubt."""
+MOST = 0.5
+CLEARLY = 0.8
+"""Correlation that leaves no doubt."""
+ZERO_SHARE, ZERO_TOKENS = 5e-4, 4
 USUAL_TIMES = 5.0
 MIN_RATE, SURE_NATS = 1e-4, 9.0
 """A chance of 1e-4 in a step; two of three steps are asked for beside."""
@@ -52,26 +54,26 @@ def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 
 
 def structure(history: Sequence[StepFacts], view: View) -> list[Candidate]:
-    """What the rows themselves show: one finding by rows, else one by place."""
+    """What the rows themselves show: a finding by rows and one of fill-ins, else one by place."""
     now = history[-1]
-    kind, evidence = _by_row(now, disagree(history, MIN_TOKENS)) or _by_place(now.profile) or ("", {})
-    if not kind:
-        return []
-    evidence |= {"correlation": now.profile.correlation, "rms_nats": now.discrepancy.rms}
-    return [Candidate("DATA", kind, 0.9, ADVICE["DATA", kind], evidence, catastrophic=apart(now) and kind in TORN)]
+    by_row = _by_row(history)
+    filled = _zeros(now, alone=by_row is None)
+    found = [each for each in (by_row, filled) if each] or [each for each in (_by_place(now),) if each]
+    more: dict[str, Json] = {"correlation": now.profile.correlation, "rms_nats": now.discrepancy.rms}
+    return [
+        Candidate("DATA", kind, 0.9, ADVICE["DATA", kind], of | more, catastrophic=apart(now) and kind in TORN)
+        for kind, of in found
+    ]
 
 
-def _by_row(now: StepFacts, at_once: bool) -> tuple[str, dict[str, Json]] | None:
-    p = now.profile
-    rest_at_floor = p.zero_tokens >= ZERO_OF_FAR * p.far_tokens and p.rest_rms <= REST_FLOORS * now.floor_rms
-    if rest_at_floor and p.zero_tokens >= ZERO_SHARE and p.zero_tokens * p.num_tokens >= ZERO_TOKENS:
-        return _zeros(p)
-    classes = {"offset": p.shifted_rows, "wrong_pairing": p.unpaired_rows, "broken_prefix": p.broken_rows}
+def _by_row(history: Sequence[StepFacts]) -> tuple[str, dict[str, Json]] | None:
+    p = history[-1].profile
+    classes = {kind: float(getattr(p, name)) for kind, name in TORN.items()}
     kind = max(classes, key=lambda name: classes[name])
     if classes[kind] < DATA_SHARE:
         return None
-    # Noise as large as the logprobs themselves unpairs rows too, but then all of them, and not at once.
-    if kind == "wrong_pairing" and p.near_rows < CLASS_SHARE and not (at_once and p.unpaired_rows > 0.5):
+    noise = p.near_rows < CLASS_SHARE and not p.others_correlation >= CLEARLY
+    if noise and not _tore(history, TORN[kind]):
         return None
     evidence: dict[str, Json] = {"share_of_rows": classes[kind], "far_rows": p.far_rows}
     if kind == "offset":
@@ -81,16 +83,38 @@ def _by_row(now: StepFacts, at_once: bool) -> tuple[str, dict[str, Json]] | None
     return kind, evidence
 
 
-def _zeros(p: Profile) -> tuple[str, dict[str, Json]]:
-    """Logprobs of exactly 0 where the other side is far from certain."""
-    at_end = p.place >= 0 and p.last_zero >= CLASS_SHARE
+def _tore(history: Sequence[StepFacts], name: str) -> bool:
+    """True where most far rows are so, and became so at once or one by one: noise does it to all of them by degrees."""
+    seen = [f.profile for f in history if f.profile.num_rows]
+    if not apart(history[-1], MIN_TOKENS) or getattr(seen[-1], name) <= MOST * seen[-1].far_rows:
+        return False
+    while seen and seen[-1].near_rows < CLASS_SHARE and getattr(seen[-1], name) > MOST * seen[-1].far_rows:
+        seen.pop()
+    if not seen:
+        return True
+    one_by_one = seen[-1].near_rows >= CLASS_SHARE and getattr(seen[-1], name) >= DATA_SHARE
+    return one_by_one or seen[-1].correlation > AGREEING
+
+
+def _zeros(now: StepFacts, *, alone: bool) -> tuple[str, dict[str, Json]] | None:
+    """Logprobs of exactly 0 where the other side is far from certain. Rows that are not pairs hold some by chance."""
+    p = now.profile
+    if p.zero_tokens < ZERO_SHARE or p.zero_tokens * p.num_tokens < ZERO_TOKENS:
+        return None
     evidence: dict[str, Json] = {"share_of_tokens": p.zero_tokens, "rows_with_a_zero_at_the_end": p.last_zero}
-    if p.far_run >= RUN_TOKENS:
-        return "masked_span", evidence | {"tokens_in_a_row": p.far_run}
-    return ("last_token" if at_end else "exact_zeros"), evidence
+    if p.zero_last >= MOST:
+        return "last_token", evidence
+    if p.zero_whole >= MOST:
+        return "exact_zeros", evidence | {"in_rows_of_zeros": p.zero_whole}
+    if not alone or p.zero_tokens < ZERO_OF_FAR * p.far_tokens or not rest_at_floor(now):
+        return None
+    if p.zero_run >= RUN_TOKENS:
+        return "masked_span", evidence | {"tokens_in_a_row": p.zero_run}
+    return "exact_zeros", evidence | {"in_rows_of_zeros": p.zero_whole}
 
 
-def _by_place(p: Profile) -> tuple[str, dict[str, Json]] | None:
+def _by_place(now: StepFacts) -> tuple[str, dict[str, Json]] | None:
+    p = now.profile
     ends = {"last_token": p.last_far, "first_token": p.first_far}
     end = max(ends, key=lambda name: ends[name])
     if ends[end] >= max(CLASS_SHARE, USUAL_TIMES * p.ends_usual) and _no_chance(ends[end], p.ends_usual, p.num_rows):
@@ -98,7 +122,8 @@ def _by_place(p: Profile) -> tuple[str, dict[str, Json]] | None:
     if p.far_tokens < FAR_SHARE:
         return None
     evidence: dict[str, Json] = {"far_tokens": p.far_tokens}
-    if p.wild_tokens >= DATA_SHARE:
+    few_wild = p.wild_tokens * p.num_tokens >= ZERO_TOKENS and not at_floor(now) and rest_at_floor(now)
+    if p.wild_tokens >= DATA_SHARE or few_wild:
         return "wild_values", evidence | {"share_of_tokens": p.wild_tokens}
     if p.place >= 0:
         return "one_place", evidence | {"place": p.place}

@@ -19,15 +19,18 @@ from dlc_sentinel.core.rules.base import (
     disagree,
     engine_values,
     moved,
+    resumed,
     rising,
+    tail_alone,
 )
 from dlc_sentinel.records import Json
 
 CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
 """A change of the engine's law is a fault where its second moment doubles and is more than fp32 numerics."""
 CHANGE_STEPS, CHANGE_TOKENS, CHANGE_MEDIAN = 5, 1000, 1.2
-CATASTROPHE_FLOOR = 5.0
-RESUMED_STEPS = 3
+CHANGE_KNOWN, CHANGE_EARLY = 3, 4.0
+"""Rows of one step share their weights: from fewer than so many steps before, a change has to be larger."""
+CATASTROPHE_FLOOR, CATASTROPHE_P99 = 5.0, 2.0
 SELF_NATS = 0.1
 KEYED = (0.02, 0.8)
 FEW_VALUES = 0.05
@@ -47,9 +50,9 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     elevated = not at_floor(now)
     has_moved = moved(history)
     reasons: dict[str, Json] = {}
-    resumed = history[0].step > 0 and len(history) <= RESUMED_STEPS and all(not at_floor(f) for f in history)
+    fresh = resumed(history)
     first = elevated and _first_update(history)
-    if elevated and resumed:
+    if elevated and fresh:
         reasons["first_step_after_a_resume"] = history[0].step
     if first:
         reasons["first_step_after_the_first_update"] = now.step
@@ -62,15 +65,13 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         reasons["resync_without_effect"] = True
     if not reasons and not (view.stale_proven and elevated):
         return []
-    kind = "never_delivered" if now.repeated_checksum else "after_resume" if resumed else "stale_or_drift"
+    kind = "never_delivered" if now.repeated_checksum else "after_resume" if fresh else "stale_or_drift"
     reasons |= {"current_rms_nats": now.current.rms, "floor_rms_nats": now.floor_rms, "tokens": now.current.num}
     sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
     since = since if since >= 0 else now.step
     advice = ADVICE["STALE_ENGINE", kind]
     suspected = not view.stale_proven
-    return [
-        Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=suspected, at_once=resumed or first)
-    ]
+    return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=suspected, at_once=fresh or first)]
 
 
 def _first_update(history: Sequence[StepFacts]) -> bool:
@@ -92,8 +93,9 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     catastrophic = (
         values.num >= CATASTROPHE_TOKENS
         and (wild or disagree(history))
-        and now.discrepancy.p99_abs > CATASTROPHE_NATS
+        and now.discrepancy.p99_abs > _catastrophic_p99(past)
         and at_once
+        and not resumed(history)
         and not now.repeated_checksum
         and not _first_update(history)
         and not view.stale_refuted
@@ -113,19 +115,26 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         "tokens": values.num,
         "p99_abs_nats": now.discrepancy.p99_abs,
     }
-    return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic)]
+    # what is refuted takes the place of the other finding in the same step, or the run would look healthy between them
+    return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic, at_once=view.stale_refuted)]
+
+
+def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
+    """A few wild tokens make no catastrophe: one token of a hundred has to be far, for this run as well."""
+    usual = [f.discrepancy.p99_abs for f in past if at_floor(f)]
+    return max(CATASTROPHE_NATS, CATASTROPHE_P99 * median(usual)) if usual else CATASTROPHE_NATS
 
 
 def _kind(history: Sequence[StepFacts]) -> str:
     """What about the engine is off, where the rows show it; compared with the oldest step that is remembered."""
-    p, old, now = history[-1].profile, history[0], history[-1]
+    p, old = history[-1].profile, history[0]
     shown = {
         "replica": bool(p.replica),
         "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
         "quantised": p.distinct < FEW_VALUES,
         "position": p.place_ratio >= GROWS and not old.profile.place_ratio >= GROWS,
         "low_probability": at_floor(old) and p.likely_rms <= STILL * old.profile.likely_rms,
-        "tail": at_floor(old) and now.discrepancy.p50_abs <= STILL * old.discrepancy.p50_abs,
+        "tail": at_floor(old) and tail_alone(history),
     }
     return next((kind for kind, seen in shown.items() if seen), "level")
 
@@ -142,7 +151,8 @@ def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []
     before = max(f.current.rms for f in seen[:-since][-CHANGE_STEPS:])
     least = min(f.current.rms for f in seen[-since:])
-    if least < CHANGE_NATS or least**2 < CHANGE_RATIO * before**2:
+    wanted = CHANGE_RATIO if len(seen) - since >= CHANGE_KNOWN else CHANGE_EARLY
+    if least < CHANGE_NATS or least**2 < wanted * before**2:
         return []
     if rising(history)[0] >= 0 or now.repeated_checksum or view.resync_without_effect or view.resync_pending:
         return []  # as above
@@ -184,4 +194,5 @@ def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     if not above or levels[-1] < max(DRIFT_FLOORS * now.floor_rms, MIN_ENGINE_NATS, DRIFT_RISE * levels[0]):
         return []
     evidence: dict[str, Json] = {"rms_nats": levels[-1], "rms_before_nats": levels[0], "floor_rms_nats": now.floor_rms}
-    return [Candidate("ENGINE", "drift", 0.8, ADVICE["ENGINE", "drift"], evidence)]
+    kind = "tail" if tail_alone(history) else "drift"
+    return [Candidate("ENGINE", kind, 0.8, ADVICE["ENGINE", kind], evidence)]
