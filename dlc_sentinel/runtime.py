@@ -17,19 +17,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
-from dlc_sentinel.errors import FrameError
+from dlc_sentinel.core.run import Tap
+from dlc_sentinel.errors import FrameError, TapeError
 from dlc_sentinel.evidence import Evidence, RunEvidence
 from dlc_sentinel.maths.arrays import prime_allocator
+from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Command, Event, Json, Level, RunSnapshot, Snapshot
 from dlc_sentinel.sinks.base import Sink
 from dlc_sentinel.tape import schema
 from dlc_sentinel.tape.recorder import Recorder
 from dlc_sentinel.tape.replay import TapeSource, last_states, read_state, read_tape
 from dlc_sentinel.tape.schema import TapeFrame
+from dlc_sentinel.verdicts import VERDICTS
 from dlc_sentinel.wire.codec import decode
 from dlc_sentinel.wire.frame import open_header
 from dlc_sentinel.wire.receiver import Receiver
@@ -47,6 +50,7 @@ KEPT_KINDS = frozenset({"step", "command", "ack", "breaker"})
 COMMAND_FIELDS = frozenset(field.name for field in fields(Command))
 
 
+_SEVERITY = {verdict.name: rank for rank, verdict in enumerate(VERDICTS)}
 _log = logging.getLogger(__name__)
 
 
@@ -139,6 +143,8 @@ class Runtime:
         self._snapshots = snapshots and bool(sinks)
         self._stopped = threading.Event()
         self._resets: deque[str] = deque()
+        self._undelivered: dict[str, Command] = {}
+        """Commands that nobody was there to take: a sentinel that was started again decides before the job is back."""
         self._latency_s: dict[str, float] = {}
         self._published_s = float("-inf")
         self._num_taken = 0
@@ -226,6 +232,7 @@ class Runtime:
         self._num_taken += 1
         if frame.channel == "tick":
             self._record(frame)
+            self._deliver()
             events = self._tick(frame)
         else:
             events = self._feed(frame)
@@ -288,9 +295,16 @@ class Runtime:
     def _send(self, event: Event) -> None:
         if event.kind == "command" and event.data.get("sent"):
             wanted = {key: value for key, value in event.data.items() if key in COMMAND_FIELDS}
-            self._source.send_command(Command(**wanted))
+            self._undelivered[event.data["id"]] = Command(**wanted)
+            self._deliver()
         if event.level != "INFO":
             self._source.send_notice(event.run, event.level, event.text)
+
+    def _deliver(self) -> None:
+        """Hooks take a command once, however often it comes."""
+        for name, command in list(self._undelivered.items()):
+            if not self.monitor.awaits(command) or self._source.send_command(command):
+                del self._undelivered[name]
 
     def _note(self, notes: Sequence[Event]) -> None:
         """Notes of the tape about itself: told and kept, but no part of what a replay repeats (their run is empty)."""
@@ -334,33 +348,64 @@ def replay(
     run: str | None = None,
     *,
     watched: Callable[[Iterator[TapeFrame]], Iterator[TapeFrame]] = iter,
+    tap: Tap | None = None,
 ) -> tuple[list[Event], list[Mapping[str, Json]], Json]:
-    """(events, commands, report) of a recorded run: the events and commands the live run had, in order.
+    """(events, commands, report) of a recorded run, as `replayed` gives them."""
+    done = replayed(directory, config, run, watched=watched, tap=tap)
+    return done.events, done.commands, done.report
 
-    The report is the object of the file format without `unparsed_lines`, of `run` (default: the run that closed the
-    last step); None if the tape holds no run. Steps that were open when the sentinel was killed are in the report only.
-    Steps older than the ring of token frames are taken from the state tape as they were judged then.
-    `watched` hands the frames on, and may end them early.  Raises: TapeError if there is no tape.
+
+class Replayed(NamedTuple):
+    """What a tape tells."""
+
+    events: list[Event]
+    commands: list[Mapping[str, Json]]
+    report: Json
+    run: str
+    """Whose report it is; "" if the tape holds no run."""
+    verdicts: Mapping[str, str]
+    """Of every run of the tape by its name, in the order they came."""
+
+
+def replayed(
+    directory: str | Path,
+    config: Config,
+    run: str | None = None,
+    *,
+    watched: Callable[[Iterator[TapeFrame]], Iterator[TapeFrame]] = iter,
+    tap: Tap | None = None,
+) -> Replayed:
+    """The events and commands that the live runs had, in order, and the report of one of them.
+
+    The report is the object of the file format without `unparsed_lines`, of `run` (default: of those that closed a step
+    the one with the most severe verdict, the newest of equals); None if the tape holds no run. Steps that were open
+    when the sentinel was killed are in the report only. Steps older than the ring of token frames are taken from the
+    state tape as they were judged then. `watched` hands the frames on, and may end them early; `tap`: see Monitor.
+    Raises: TapeError if there is no tape, or no such run in it.
     """
     heard = _Heard()
     frames = watched(read_tape(directory, lambda dropped: _log.warning("%s", dropped)))
     first = next(frames, None)
     source = TapeSource(frames if first is None else chain([first], frames))
-    runtime = Runtime(config, source, Monitor(config, replaying=True), None, [heard], snapshots=False)
+    runtime = Runtime(config, source, Monitor(config, replaying=True, tap=tap), None, [heard], snapshots=False)
     if first is not None and first.header != schema.BOOT:
         runtime.resume(last_states(directory, first.t_s))
     runtime.run()
     runtime.finish()
-    names = [event.run for event in heard.events if event.kind == "step"]
-    names = names or [shown.run for shown in runtime.snapshot().runs]
-    name = run or (names[-1] if names else None)
-    report = None if name is None else runtime.monitor.report(name)
-    if report is not None and name is not None:
-        replayed = [event.data for event in heard.events if event.kind == "step" and event.run == name]
-        _add_steps(report, replayed)
-        if first is None or first.header != schema.BOOT:
-            _add_judged(report, directory, name, min((step["step"] for step in replayed), default=None))
-    return heard.events, [event.data for event in heard.events if event.kind == "command"], report
+    commands = [event.data for event in heard.events if event.kind == "command"]
+    reports = {shown.run: runtime.monitor.report(shown.run) for shown in runtime.snapshot().runs}
+    if run is not None and run not in reports:
+        raise TapeError(f"{directory}: no run {plain(run, 60)!r}; it holds {', '.join(map(plain, reports)) or 'none'}")
+    closed = [event.run for event in reversed(heard.events) if event.kind == "step" and event.run in reports]
+    name = run or min(closed or reports, key=lambda each: _SEVERITY[reports[each]["verdict"]], default=None)
+    if name is None:
+        return Replayed(heard.events, commands, None, "", {})
+    report = reports[name]
+    steps = [event.data for event in heard.events if event.kind == "step" and event.run == name]
+    _add_steps(report, steps)
+    if first is None or first.header != schema.BOOT:
+        _add_judged(report, directory, name, min((step["step"] for step in steps), default=None))
+    return Replayed(heard.events, commands, report, name, {each: reports[each]["verdict"] for each in reports})
 
 
 def _add_steps(report: Json, steps: Sequence[Mapping[str, Json]]) -> None:

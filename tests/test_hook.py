@@ -22,6 +22,7 @@ import torch
 
 from dlc_sentinel.hook import Hook, NoHook, connect, hash_id
 from dlc_sentinel.records import Bye, Hello, Rollout, Scalars, Synced, Train
+from dlc_sentinel.wire import line
 from dlc_sentinel.wire.receiver import Receiver
 from tests.wire.live import Reader, hooked
 
@@ -366,6 +367,52 @@ def test_a_job_that_ends_at_once_still_delivers(reader: Reader) -> None:
 
     assert process.wait(10) == 0
     assert reader.num_tokens == 1000
+
+
+def test_a_job_that_ends_without_close_delivers_frames_that_are_not_copied(reader: Reader) -> None:
+    code = (
+        "import time, numpy as np\nfrom dlc_sentinel import connect\nh = connect('large')\n"
+        "for step in range(3):\n"
+        "    h.train(step, step, cur=-np.ones((64, 4096), 'f4'), engine=-np.ones((64, 4096), 'f4'))\n"
+        "    h.poll(step)\n"
+    )
+    environment = os.environ | {"DLC_SENTINEL": str(reader.receiver.address)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+    reader.until_any(Bye)
+    _, said = process.communicate(timeout=20)
+
+    assert (process.returncode, said) == (0, "")
+    assert reader.num_tokens == 3 * 64 * 4096
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_that_nobody_watches_says_so_once_on_rank_0(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(line, "ALONE_S", 0.0)
+    hook = hooked(monkeypatch, f"ipc://{tmp_path}/none.sock", rank=rank)
+    for step in range(20):
+        hook.train(step, step, cur=[[-1.0]])
+        hook.poll(step)
+    hook.close()
+
+    said = [record.getMessage() for record in caplog.records if "nobody answers" in record.getMessage()]
+    assert len(said) == (1 if rank == 0 else 0)
+    assert all(f"{tmp_path}/none.sock" in text and "dlc-sentinel serve" in text for text in said)
+
+
+def test_a_watched_job_does_not_say_that_it_is_not(reader: Reader, caplog: pytest.LogCaptureFixture) -> None:
+    code = (
+        "import sys, time\nfrom dlc_sentinel.wire import line\nline.ALONE_S = 0.5\n"
+        "from dlc_sentinel import connect\nh = connect()\n"
+        "end_s = time.monotonic() + 1\nwhile time.monotonic() < end_s: h.poll(0)\n"
+        "h.close()\n"
+    )
+    environment = os.environ | {"DLC_SENTINEL": str(reader.receiver.address)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+    reader.until_any(Bye)
+
+    assert "nobody answers" not in process.communicate(timeout=20)[1]
 
 
 def test_a_job_ends_within_seconds_when_no_sentinel_was_ever_there(tmp_path: Path) -> None:

@@ -189,6 +189,46 @@ def test_a_sent_command_is_the_events_command():
     assert command.evidence == event.data["evidence"]
 
 
+def nobody_there(monkeypatch, until):
+    """[(command id, when tried)]; from the `until`-th try on somebody takes it."""
+    tried = []
+
+    def send_command(self, command):
+        tried.append((command.id, self.now_s()))
+        return int(len(tried) >= until)
+
+    monkeypatch.setattr(Script, "send_command", send_command)
+    return tried
+
+
+def test_a_command_that_nobody_was_there_to_take_is_sent_again_until_somebody_is(monkeypatch):
+    tried = nobody_there(monkeypatch, 3)
+
+    drive(stale_job(60, every=60))
+
+    first = [at_s for name, at_s in tried if name == "r1-RESYNC-0001"]
+    assert len(first) == 3 and first[2] - first[1] >= 0.9
+
+
+def test_a_command_that_lapsed_before_anybody_came_is_not_sent_any_more(monkeypatch):
+    tried = nobody_there(monkeypatch, 10**6)
+
+    _, _, ears = drive(stale_job(60, every=60))
+
+    (lapsed_s,) = [e.t_s for e in ears.events if e.kind == "ack" and e.data["id"] == "r1-RESYNC-0001"]
+    first = [at_s for name, at_s in tried if name == "r1-RESYNC-0001"]
+    assert len(first) > 3 and max(first) <= lapsed_s
+
+
+def test_a_command_that_a_sync_made_needless_is_not_sent_any_more(monkeypatch):
+    tried = nobody_there(monkeypatch, 10**6)
+
+    _, source, _ = drive(stale_job(24, every=12))
+
+    first = [at_s for name, at_s in tried if name == "r1-RESYNC-0001"]
+    assert len(first) > 1 and max(first) < source.now_s() - 2.0, "the job synced by itself at step 11"
+
+
 def test_a_command_is_on_the_tape_before_it_is_sent(tmp_path):
     recorder = Recorder(tmp_path, MIB, MIB)
     seen = []

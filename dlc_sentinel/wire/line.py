@@ -26,6 +26,8 @@ HEARTBEAT_S = 2.0
 EXIT_S = 1.0
 _IDLE_S = 0.1
 """Longest wait between looks at the control socket: what a command may be late by."""
+ALONE_S = 10.0
+"""A job that nobody has answered for so long says once that it is not watched."""
 _BLOCKED_S = 0.001
 _HWM_FRAMES = 32
 _log = logging.getLogger("dlc_sentinel.hook")
@@ -59,6 +61,7 @@ class Line:
         self._ready_bytes = 0
         self._deadline_s = float("inf")
         self._heartbeat_due_s = 0.0
+        self._alone_due_s = time.monotonic() + ALONE_S if hello.source.rank == 0 else float("inf")
         self._said_bye = False
         self._bell = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="dlc-sentinel-sender", daemon=True)
@@ -86,8 +89,8 @@ class Line:
         try:
             self._connect(data, control_socket)
             self._serve(data, control_socket)
-        except zmq.ZMQError as error:
-            _log.error("dlc-sentinel: sending to %s ended: %s; training goes on without it", self._address, error)
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not show in the job as a traceback
+            _log.error("dlc-sentinel: sending to %s ended: %r; training goes on without it", self._address, error)
             self.closing = True
         finally:
             left_ms = max(0, int(1000 * (min(self._deadline_s, time.monotonic() + EXIT_S) - time.monotonic())))
@@ -191,6 +194,13 @@ class Line:
                 beat = Heartbeat(self.source, self.last_step, self._frames_sent, offered, dropped, waiting)
                 self._say(control_socket, beat)
                 self._heartbeat_due_s = time.monotonic() + HEARTBEAT_S
+                self._alone_due_s = float("inf")
+        if time.monotonic() >= self._alone_due_s:
+            self._alone_due_s = float("inf")
+            _log.warning(
+                "dlc-sentinel: nobody answers at %s: run %s is not watched, and goes on; start `dlc-sentinel serve`",
+                self._address, self.source.run,
+            )  # fmt: skip
 
     def _receive(self, control_socket: zmq.Socket[bytes]) -> None:
         # Asking first is cheaper than an exception at every idle look.

@@ -11,6 +11,10 @@ import os
 import sys
 from collections.abc import Callable
 
+# What keeps zero-copy frames alive until they are out stops at exit, and exits run last in, first out: it has to be
+# loaded before `close` is registered, or the last step would be lost.
+import zmq.utils.garbage  # noqa: F401
+
 from dlc_sentinel.records import Ack, Hello, Source
 from dlc_sentinel.wire.address import Address
 from dlc_sentinel.wire.control import Inbox, Notice
