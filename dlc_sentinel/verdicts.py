@@ -122,6 +122,7 @@ ENGINE = VerdictText(
     do=(
         "Raise the precision of the output head on both sides, or of the KV cache.",
         "Centre the discrepancy in the loss (dlc_sentinel.correction). A RESYNC does not help.",
+        "What a correction in the loss would have done to this run: `dlc-sentinel analyze TAPE --corrections`.",
     ),
     ignore_when="A steady value near the floor for its dtypes: bf16 against bf16 is about 0.01 to 0.05 nats rms.",
 )
@@ -146,6 +147,7 @@ LAG = VerdictText(
         "`sync_weights`: bring the trainer's weights to the engine now.",
         "`drop_stale`: where the engine is already newer, drop the queued old rows.",
         "If it comes back within a few steps: shorter queue, lower learning rate, or a fixed sync period.",
+        "What a correction in the loss would have done to this run: `dlc-sentinel analyze TAPE --corrections`.",
     ),
     ignore_when="One step of few blocks just after warm-up, if the next steps are back above 0.6.",
 )

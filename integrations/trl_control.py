@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dlc_sentinel.integrations.trl_wraps import Quiet
 
 if TYPE_CHECKING:
+    from dlc_sentinel.integrations.verl_numbers import Numbers
+
     from dlc_sentinel.hook import Hook
     from dlc_sentinel.records import Command, Outcome
 
@@ -40,7 +42,11 @@ class Streams(Protocol):
 class Control:
     """Polls, decides on rank 0, acts on all ranks, acknowledges what was done."""
 
-    def __init__(self, trainer: Any, hook: Hook, quiet: Quiet, streams: Streams, *, together: bool) -> None:
+    def __init__(
+        self, trainer: Any, hook: Hook, quiet: Quiet, streams: Streams, *, together: bool, numbers: Numbers | None
+    ) -> None:
+        """`numbers`: what the sentinel has of this run, for rank 0's log; None on the others."""
+        self._numbers = numbers
         self._trainer = trainer
         self._hook = hook
         self._quiet = quiet
@@ -91,6 +97,8 @@ class Control:
                 self._resync = None
         if self._leads:
             self._quiet.do("writing to the trainer's log", self._write_log)
+            if self._numbers is not None:
+                self._numbers.refresh(step)
 
     def logged(self, logs: Any) -> None:
         """TRL empties its metrics once they are logged."""
@@ -168,10 +176,18 @@ class Control:
         self._hook.scalars(step, {name: value for name, value in values.items() if math.isfinite(value)})
 
     def _write_log(self) -> None:
-        """The numbers at hand, where TRL averages and logs its own; the newest value stands for the logging window."""
+        """The numbers at hand, where TRL averages and logs its own; the newest value stands for the logging window.
+
+        They are the hook's own, and the sentinel's of the last step it closed; where it was never read, the evidence of
+        its last command. Nothing here waits: what is not there yet is left out.
+        """
+        fetched = self._numbers.values() if self._numbers is not None else {}
+        if fetched:
+            self._evidence = {}
         tokens, dropped, _ = self._hook.account()
         values: dict[str, float] = {"dlc/tokens_total": tokens, **self._evidence}
         values |= {f"dlc/dropped_tokens_total/{cause}": num for cause, num in dropped.items() if num}
+        values |= {name: value for name, value in fetched.items() if math.isfinite(value)}
         values |= {f"dlc/commands_total/{key}": num for key, num in self._counts.items()}
         metrics = getattr(self._trainer, "_metrics", {}).get("train")
         if metrics is not None:

@@ -6,12 +6,13 @@
 
 A GRPOTrainer gives all three streams with versions, groups and masks; an AsyncGRPOTrainer engine and current with
 versions. Methods are replaced on this one trainer, each checked first; what does not fit is left alone and said.
+The sentinel's numbers of the last closed step stand as `dlc/...` in the trainer's own log, read from its metrics port.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -19,6 +20,7 @@ from dlc_sentinel.integrations.trl_async import AsyncStreams
 from dlc_sentinel.integrations.trl_control import Control, all_attached, callback_for
 from dlc_sentinel.integrations.trl_grpo import GrpoStreams, replica_of
 from dlc_sentinel.integrations.trl_wraps import Quiet, Wraps
+from dlc_sentinel.integrations.verl_numbers import Numbers, metrics_url
 
 from dlc_sentinel.hook import Hook, NoHook, connect
 
@@ -39,6 +41,7 @@ class Attachment:
         self._quiet = quiet
         self._wraps: Wraps | None = None
         self._callback: Any = None
+        self._numbers: Numbers | None = None
 
     @property
     def active(self) -> bool:
@@ -50,6 +53,11 @@ class Attachment:
         """Failures of ours that training did not see, by place."""
         return {place: num for place, num in self._quiet.num_errors.items() if not place.startswith("said ")}
 
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """{"dlc/...": number} of the run's last closed step, as far as rank 0 has read them; empty elsewhere."""
+        return {} if self._numbers is None else self._numbers.values()
+
     def detach(self) -> None:
         """Puts everything back and says goodbye to the sentinel. On every rank, like attach; twice does nothing."""
         if self._callback is None or self._wraps is None:
@@ -57,6 +65,8 @@ class Attachment:
         self._wraps.undo()
         self._trainer.remove_callback(self._callback)
         self._callback = None
+        if self._numbers is not None:
+            self._numbers.close()
         self.wraps = ()
         if getattr(self._trainer, _MARK, None) is self:
             delattr(self._trainer, _MARK)
@@ -71,7 +81,9 @@ class Attachment:
         together = all_attached(trainer, self._quiet, ",".join(wraps.names))
         if not together:
             self._quiet.say("ranks", "not every rank attached alike: numbers are sent, RESYNC and ABORT are refused")
-        control = Control(trainer, hook, self._quiet, streams, together=together)
+        if trainer.accelerator.is_main_process:
+            self._numbers = Numbers(hook.source.run, metrics_url())
+        control = Control(trainer, hook, self._quiet, streams, together=together, numbers=self._numbers)
         args = ("model", "grad_norm")
         wraps.method(trainer, "_get_grad_norm", args, control.watch_grad_norm, "the grad_norm scalar")
         self._wraps = wraps

@@ -40,6 +40,7 @@ class Numbers:
         self._step = -1
         self._wanted = threading.Event()
         self._said = False
+        self._closed = False
         if url is not None:
             threading.Thread(target=self._follow, name="dlc-sentinel-numbers", daemon=True).start()
 
@@ -52,13 +53,21 @@ class Numbers:
         self._step = step
         self._wanted.set()
 
+    def close(self) -> None:
+        """Ends the thread, after the fetch it may be in; there are no values from then on."""
+        self._closed = True
+        self._values = {}
+        self._wanted.set()
+
     def _follow(self) -> None:
         while True:
             self._wanted.wait(REFRESH_S)
+            if self._closed:
+                return
             self._wanted.clear()
             for _ in range(TRIES):
                 values = self._fetch()
-                self._values = values or {}
+                self._values = {} if values is None or self._closed else values
                 # A run whose first step is still open has no last step yet.
                 if values is None or values.get("dlc/last_step", -1.0) >= self._step:
                     break

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from dlc_sentinel.config import Act, Config, Ess, Window
 from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.records import Ack, Train
 from dlc_sentinel.runtime import LiveSource, Runtime
+from dlc_sentinel.sinks.prometheus import PrometheusSink
 from dlc_sentinel.wire.codec import decode
 from dlc_sentinel.wire.receiver import Receiver
 
@@ -91,14 +93,19 @@ class Tee(LiveSource):
 
 
 class Watched:
-    """A sentinel in this process: `address`, what it heard (`ears`), and the records that came in."""
+    """A sentinel in this process: `address`, what it heard (`ears`), and the records that came in.
 
-    def __init__(self, config):
+    `metrics`: the base address of its metrics port, "0" where it has none.
+    """
+
+    def __init__(self, config, *, metrics=False):
         self._receiver = Receiver("tcp://127.0.0.1:0")
         self.address = str(self._receiver.address)
         self.ears = Ears()
         self._source = Tee(self._receiver)
-        self.runtime = Runtime(config, self._source, Monitor(config), None, [self.ears])
+        http = PrometheusSink() if metrics else None
+        self.metrics = "0" if http is None else http.url
+        self.runtime = Runtime(config, self._source, Monitor(config), None, [self.ears, *([http] if http else [])])
         self._thread = threading.Thread(target=self.runtime.run)
         self._thread.start()
 
@@ -131,9 +138,10 @@ class Watched:
 
 
 @contextmanager
-def sentinel(monkeypatch, config=CONFIG):
-    watched = Watched(config)
+def sentinel(monkeypatch, config=CONFIG, *, metrics=False):
+    watched = Watched(config, metrics=metrics)
     monkeypatch.setenv("DLC_SENTINEL", watched.address)
+    monkeypatch.setenv("DLC_SENTINEL_METRICS", watched.metrics)
     monkeypatch.setenv("DLC_SENTINEL_RUN", "trl")
     try:
         yield watched
@@ -365,6 +373,14 @@ def watch_along(job, ears, at_step=None):
 
     job.trainer.add_callback(Along())
     return job
+
+
+def until(what, timeout_s=DEADLINE_S):
+    """Returns once `what()` is true; AssertionError at the deadline."""
+    end_s, tick = time.monotonic() + timeout_s, threading.Event()
+    while not what():
+        assert time.monotonic() < end_s
+        tick.wait(0.02)
 
 
 def plain(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 import warnings
 
 import pytest
@@ -134,3 +135,16 @@ def test_the_numbers_of_a_command_get_the_names_they_have_in_a_stacks_log():
     assert numbers(Command("r-RESYNC-1", "r", "RESYNC", evidence=evidence)) == {
         "dlc/lag_ess_ratio/32": 0.4, "dlc/lag_ess_ratio/1": 0.9, "dlc/lag_nats/rms": 0.1, "dlc/version_age/max": 3.0,
     }  # fmt: skip
+
+
+def test_numbers_that_nobody_wants_any_more_end_their_thread():
+    from dlc_sentinel.integrations.verl_numbers import Numbers
+
+    before = set(threading.enumerate())
+    numbers = Numbers("r", "http://127.0.0.1:9")
+    (own,) = set(threading.enumerate()) - before
+
+    numbers.close()
+    own.join(30)
+
+    assert not own.is_alive() and numbers.values() == {}

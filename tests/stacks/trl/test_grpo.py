@@ -21,6 +21,7 @@ from stacks.trl.job import (
     plain_logps,
     sentinel,
     tokenizer,
+    until,
     watch_along,
 )  # fmt: skip
 
@@ -181,6 +182,49 @@ def test_the_hooks_numbers_stand_in_the_trainers_own_log(observed):
     offered = [log["dlc/tokens_total"] for log in observed.job.logs[:STEPS]]
 
     assert offered[-1] == sum(len(row.cur) for row in observed.rows) and offered == sorted(offered)
+
+
+class WhileAlive:
+    """The ears of a sentinel that may die: nobody waits for it from then on."""
+
+    def __init__(self, ears):
+        self.ears, self.alive = ears, True
+
+    def wait_for(self, wanted):
+        if self.alive:
+            self.ears.wait_for(wanted)
+
+
+def test_the_sentinels_numbers_stand_in_the_trainers_own_log_until_it_dies(patch, tmp_path):
+    last = 4
+    with sentinel(patch, acting("observe"), metrics=True) as watched:
+        job = grpo(patch, tmp_path, max_steps=last + 4)
+        attached, ears = attach(job.trainer), WhileAlive(watched.ears)
+
+        def at_step(step):
+            if step < last:
+                until(lambda: attached.numbers.get("dlc/last_step") == step)
+            elif step == last:
+                ears.alive = False
+                watched.close()
+            else:
+                until(lambda: not attached.numbers)
+
+        watch_along(job, ears, at_step)
+        job.trainer.train()
+        attached.hook.close()
+
+    steps = watched.ears.steps
+    for step, log in enumerate(job.logs[: last + 1]):
+        assert log.get("dlc/last_step") == (step - 1 if step else None)
+        if step:
+            assert log["dlc/lag_ess_ratio/8"] == pytest.approx(steps[step - 1]["lag_ess"]["8"])
+            assert log["dlc/lag_nats/rms"] == pytest.approx(steps[step - 1]["lag"]["rms"])
+            assert log["dlc/finding_active/LAG"] == 0.0
+    for log in job.logs[last + 2 : last + 4]:
+        left = {name for name in log if name.startswith("dlc/")}
+        assert "dlc/tokens_total" in left and not left & {"dlc/last_step", "dlc/lag_ess_ratio/8", "dlc/lag_nats/rms"}
+    assert attached.num_errors == {} and job.trainer.state.global_step == last + 4
 
 
 # -- acting ----------------------------------------------------------------------------------------------------------
