@@ -24,8 +24,8 @@ from dlc_sentinel.records import Json
 ROOT = Path(__file__).resolve().parent.parent
 HEALTHY_STEPS = 20_000
 HEALTHY_SEEDS_FROM = 2000
-NUM_STOPS, NUM_CALM = 10, 10
-OUT = Path("bench-out/detection")
+NUM_STOPS, NUM_CALM = 18, 10
+OUT = Path("bench-out/detection").resolve()
 FOREVER = 1e9
 
 
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("labelled", "healthy", "demo", "page", "all"), default="all")
     parser.add_argument("--seconds", type=float, default=FOREVER)
     chosen = parser.parse_args()
+    chosen.out = chosen.out.resolve()
     parts = {"labelled": play_labelled, "healthy": play_healthy, "demo": play_demo}
     for name, part in parts.items():
         if chosen.part in (name, "all"):

@@ -32,7 +32,7 @@ class Ess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Effective sample size of the lag ratio."""
 
     horizon: Count = 32
-    """Action horizon h*: the block length in tokens whose ESS sends a RESYNC. 1 is the literal token-level rule."""
+    """Action horizon h*, tokens: length of the blocks whose ESS sends a RESYNC. 1: the token level; 64: careful."""
     threshold: Ratio = 0.5
     """RESYNC when ESS_h* is below this in 2 of the last 3 steps with data."""
     severe: Ratio = 0.25
@@ -126,8 +126,8 @@ class Notify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who is told, through apprise: chat, pager, e-mail, webhook, desktop. `dlc-sentinel test-fire` tries them."""
 
     urls: str = ""
-    """Targets, separated by spaces: slack://..., pagerduty://..., mailto://..., json://host/path, dbus://. One with
-    critical= in front hears only what is critical, and what was escalated. They hold secrets: never shown."""
+    """Targets, as a list or separated by spaces: slack://..., pagerduty://..., mailto://..., json://host/path, dbus://.
+    One with critical= in front hears only what is critical, and what was escalated. They hold secrets: never shown."""
     file: str = ""
     """More targets, one a line, # for comments; keep it 0600."""
     cooldown_s: Annotated[float, Meta(ge=0.0)] = 600.0
@@ -163,6 +163,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 SECRET_KEYS = frozenset({"notify.urls"})
 """Keys whose values are shown to nobody, not even in an error."""
+LIST_KEYS = frozenset({"notify.urls"})
+"""Keys that take a list of texts as well as one text separated by spaces."""
 HIDDEN = "(hidden)"
 
 
@@ -253,12 +255,30 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
             if key not in values:
                 continue
             try:
-                leaves[leaf.name] = msgspec.convert(values[key], leaf.type, strict=not isinstance(values[key], str))
+                value = _joined(values[key]) if key in LIST_KEYS else values[key]
+                leaves[leaf.name] = msgspec.convert(value, leaf.type, strict=not isinstance(value, str))
             except msgspec.ValidationError as error:
                 got = HIDDEN if key in SECRET_KEYS else repr(values[key])
                 raise ConfigError(f"{origins[key]}: {key} = {got}: {error}") from error
         sections[section.name] = section.type(**leaves)
     return Config(**sections)
+
+
+def _joined(value: Any) -> Any:
+    """The parts as one text separated by spaces, from a list or from the text of one as TOML writes it.
+
+    Raises: msgspec.ValidationError, which repeats no part: they may be secret.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = tomllib.loads(f"parts = {value.strip()}")["parts"]
+        except tomllib.TOMLDecodeError:
+            raise msgspec.ValidationError('no list as in ["json://host/path", "slack://..."]') from None
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        return value
+    if any(len(part.split()) != 1 for part in value):
+        raise msgspec.ValidationError("a part of the list is empty or holds a space; write a space as %20")
+    return " ".join(value)
 
 
 def to_toml(config: Config, origins: Mapping[str, str] | None = None) -> str:

@@ -25,7 +25,7 @@ from dlc_sentinel.runtime import replay
 
 KNOWN_STEP = 100
 """Up to here every run is synced after each step; an alarm before is false."""
-COLLAPSE_STEPS, CALM_STEPS = 240, 150
+COLLAPSE_STEPS, CALM_STEPS = 280, 150
 EVALUATIONS = 5
 HALF = 0.5
 OWN, OWN_LEARNING = "dlc-sentinel", "dlc-sentinel, LEARNING too"
@@ -44,13 +44,13 @@ class DemoRun:
         return f"stops-{self.seed}" if self.stops else f"queue{self.waits}-{self.seed}"
 
     def spec(self) -> ArmSpec:
-        """The job. The learning rate stays where it is: a trainer that slows down hides what staleness does."""
-        common = ArmSpec(name=self.name, seed=self.seed, obeys=False, last_rate_ratio=1.0)
+        """The job, with the demo's own falling learning rate."""
+        common = ArmSpec(name=self.name, seed=self.seed, obeys=False)
         if self.stops:
             return _changed(common, syncs_every_step=False, synced_steps=KNOWN_STEP, num_steps=COLLAPSE_STEPS)
         return _changed(
             common, syncs_every_step=True, fault="queue", fault_from_step=KNOWN_STEP, queue_batches=self.waits,
-            num_steps=CALM_STEPS, last_rate_ratio=0.2,
+            num_steps=CALM_STEPS,
         )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def _changed(spec: ArmSpec, **changes: Json) -> ArmSpec:
     return replace(spec, **changes)
 
 
-def planned(num_stops: int, num_calm: int, *, seeds_from: int = 1001) -> list[DemoRun]:
+def planned(num_stops: int, num_calm: int, *, seeds_from: int = 1011) -> list[DemoRun]:
     stops = [DemoRun(seeds_from + i, stops=True) for i in range(num_stops)]
     calm = [DemoRun(seeds_from + 500 + i, stops=False, waits=2 + i % 3) for i in range(num_calm)]
     return [run for pair in _alternating(stops, calm) for run in pair]

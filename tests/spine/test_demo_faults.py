@@ -6,7 +6,9 @@ import itertools
 import os
 import signal
 import threading
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 from factories_cli import Serving, wait_until
@@ -151,28 +153,34 @@ def thread_cpu_s(pid):
     return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}
 
 
-def test_the_hooks_threads_take_a_small_share_of_the_steps_cpu(tmp_path):
+def test_the_hooks_threads_take_at_most_2_percent_of_the_steps_cpu(tmp_path):
     """In trainer and generator every thread but the main one is the hook's: its sender and ZeroMQ's own.
 
-    The promise is 2 %; 1.2 to 2.03 % were measured, by how busy the machine is with other things.
+    The median of windows of five steps: other programs of a shared machine make single windows dearer.
     """
     ears, readings = Ears(), {}
     config = Config(serve=Serve(address=f"ipc://{tmp_path}/s.sock", metrics_port=0))
     with Sentinel(config, ears, alerts=False) as sentinel:
         sentinel.start()
-        spec = ArmSpec(name="job", num_steps=40, true_reward_every=100)
+        spec = ArmSpec(name="job", num_steps=60, true_reward_every=100)
         for item in run_demo([spec], tmp_path / "out", env={"job": {"DLC_SENTINEL": str(sentinel.address)}}):
-            if isinstance(item, StepReport) and item.step in (5, 35):
+            if isinstance(item, StepReport) and item.step in range(5, 60, 5):
                 pids = [p["pid"] for p in sentinel.runtime.snapshot().runs[0].producers]
                 readings[item.step] = {pid: thread_cpu_s(pid) for pid in pids}
-    main_s = hook_s = 0.0
-    for pid, after in readings[35].items():
-        for thread, cpu_s in after.items():
-            spent_s = cpu_s - readings[5][pid].get(thread, 0.0)
-            main_s, hook_s = (main_s + spent_s, hook_s) if thread == pid else (main_s, hook_s + spent_s)
+    shares = [hook_share(before, after) for before, after in pairwise(readings.values())]
 
-    assert len(readings[35]) == 2 and hook_s > 0, "both processes have a hook"
-    assert hook_s <= 0.03 * (main_s + hook_s), f"{hook_s / (main_s + hook_s):.2%} of the steps' CPU"
+    assert all(len(reading) == 2 for reading in readings.values()) and min(shares) > 0, "both processes have a hook"
+    assert median(shares) <= 0.02, " ".join(f"{share:.2%}" for share in shares)
+
+
+def hook_share(before, after):
+    """Share of the hooks' threads in the CPU that all threads used between two readings."""
+    spent = [
+        (thread == pid, cpu_s - before[pid].get(thread, 0.0))
+        for pid, threads in after.items()
+        for thread, cpu_s in threads.items()
+    ]
+    return sum(cpu_s for is_main, cpu_s in spent if not is_main) / sum(cpu_s for _, cpu_s in spent)
 
 
 def test_steps_with_the_hook_and_steps_without_it_alternate_in_one_job(tmp_path):
