@@ -16,7 +16,7 @@ FLOORS = {
     "errors": 0, "version": 0, "plaintext": 0, "browser": 0,
     "maths": 1, "correction": 1,
     "records": 2, "readings": 2.5,
-    "config": 3, "catalog": 3, "verdicts": 3, "strips": 3,
+    "config": 3, "catalog": 3, "verdicts": 3, "missing": 3.5, "strips": 3,
     "core": 4, "evidence": 4,
     "wire": 5, "tape": 5,
     "hook": 6, "sinks": 6, "ui": 6, "web": 6, "report": 6,

@@ -12,7 +12,6 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from dlc_sentinel.cli import codes, reset_token, screen, settings
-from dlc_sentinel.cli.judge import RunName
 from dlc_sentinel.cli.watch import url_of
 from dlc_sentinel.errors import SentinelError
 from dlc_sentinel.plaintext import plain
@@ -26,6 +25,8 @@ _LOOK_S = 0.1
 Url = Annotated[
     str | None, typer.Argument(metavar="[URL]", help="The sentinel's metrics address; else this machine's.")
 ]
+
+RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only this run; else all.")]
 
 app = typer.Typer(no_args_is_help=True, help="What was sent to jobs.", rich_markup_mode=None)
 

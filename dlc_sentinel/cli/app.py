@@ -18,6 +18,7 @@ from dlc_sentinel.cli import (
     demo,
     doctor,
     explain,
+    extras,
     fire,
     grafana,
     judge,
@@ -97,6 +98,11 @@ def run(argv: Sequence[str]) -> int:
         if error.filename is None:
             return _failed(f"internal error: {_named(error)}", codes.INTERNAL, debug)
         return _failed(f"{error.filename}: {error.strerror}", codes.USAGE, debug)
+    except ModuleNotFoundError as error:
+        text = extras.missing(error)
+        if text is None:
+            return _failed(f"internal error: {_named(error)}; --debug shows where", codes.INTERNAL, debug)
+        return _failed(text, codes.USAGE, debug)
     except Exception as error:  # noqa: BLE001  # the outermost door: a fault of ours is one line and exit code 70
         return _failed(f"internal error: {_named(error)}; --debug shows where", codes.INTERNAL, debug)
     return codes.OK

@@ -14,9 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from dlc_sentinel.cli.extras import EXTRAS
 from dlc_sentinel.config import Config
 from dlc_sentinel.errors import AddressError, KeysError, SentinelError
 from dlc_sentinel.sinks import snapshot_json
+from dlc_sentinel.tape.schema import STATE_FILE
 from dlc_sentinel.version import __version__
 from dlc_sentinel.wire import address as addresses
 from dlc_sentinel.wire import keys as keyring
@@ -24,11 +26,6 @@ from dlc_sentinel.wire.address import Address
 
 LITTLE_BYTES = 256 * 2**20
 """Free disk below which a tape is in danger within minutes."""
-_NEEDED = (
-    "numpy", "msgspec", "pyzmq", "prometheus-client", "rich", "typer", "pyarrow", "starlette", "uvicorn", "jinja2",
-    "apprise",
-)  # fmt: skip
-_FOR_DEMO = ("torch", "transformers", "matplotlib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +43,18 @@ def python() -> Check:
     return Check("python", "ok", text)
 
 
-def packages() -> Iterator[Check]:
-    """One check for what the sentinel needs, one for what the demo needs."""
-    for name, wanted, extra, state in (
-        ("packages", _NEEDED, "serve", "fail"),
-        ("demo packages", _FOR_DEMO, "demo", "warn"),
+def packages(config: Config) -> Iterator[Check]:
+    """One check for what the sentinel needs, one for the demo, one for Grafana; what nobody asked for only warns."""
+    for name, extra, is_needed in (
+        ("packages", "serve", True),
+        ("demo packages", "demo", False),
+        ("Grafana packages", "grafana", bool(config.grafana.url)),
     ):
-        found = {package: _version(package) for package in wanted}
+        found = {package: _version(package) for package in EXTRAS[extra]}
         missing = [package for package, version in found.items() if version is None]
         if missing:
             text = f"not installed: {', '.join(missing)}"
-            yield Check(name, "fail" if state == "fail" else "warn", text, f"pip install 'dlc-sentinel[{extra}]'")
+            yield Check(name, "fail" if is_needed else "warn", text, f"pip install 'dlc-sentinel[{extra}]'")
         else:
             yield Check(name, "ok", ", ".join(f"{package} {version}" for package, version in found.items()))
 
@@ -200,7 +198,12 @@ def metrics_port(config: Config) -> Check:
 def tape(config: Config) -> Iterator[Check]:
     """Whether the tape folder takes files, and for how long."""
     if not config.tape.dir:
-        yield Check("tape", "warn", "no tape.dir: nothing is recorded, and a restart forgets", "serve --tape DIR")
+        running = _recorded(config)
+        if running:
+            yield Check("tape", "ok", f"{running}: the sentinel that runs records there")
+        else:
+            text = "no tape.dir in these settings: with them nothing is recorded, and a restart forgets"
+            yield Check("tape", "warn", text, "serve --tape DIR")
         return
     path = Path(config.tape.dir)
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -220,6 +223,16 @@ def tape(config: Config) -> Iterator[Check]:
         yield Check("disk space", "warn", text, f"--set tape.token_bytes={free // 2}")
     else:
         yield Check("disk space", "ok", text)
+
+
+def _recorded(config: Config) -> str:
+    """Tape folder of the sentinel that holds the address, "" where there is none or it cannot be seen (Linux only)."""
+    try:
+        pid = _holder(addresses.parse(config.serve.address)) or ""
+        files = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")] if pid else []
+    except (AddressError, OSError):
+        return ""
+    return next((str(Path(file).parent) for file in files if Path(file).name == STATE_FILE), "")
 
 
 def _mib(num_bytes: int) -> str:

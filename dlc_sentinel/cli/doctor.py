@@ -40,7 +40,8 @@ def doctor(config: settings.ConfigFile = None, sets: settings.Sets = None, as_js
     for check in _all(chosen.config):
         found.append(check)
         if not as_json:
-            screen.data(f"{check.state:<4}  {check.name}: {check.text}" + (f"  -> {check.fix}" if check.fix else ""))
+            fix = f"  -> {check.fix}" if check.fix else ""
+            screen.wrapped(f"{check.state:<4}  {check.name}: {check.text}{fix}", " " * 6)
     failed = any(check.state == "fail" for check in found)
     if as_json:
         rows = [{"name": c.name, "state": c.state, "text": c.text, "fix": c.fix or None} for c in found]
@@ -50,7 +51,7 @@ def doctor(config: settings.ConfigFile = None, sets: settings.Sets = None, as_js
 
 def _all(config: Config) -> Iterator[Check]:
     yield checks.python()
-    yield from checks.packages()
+    yield from checks.packages(config)
     yield checks.address(config)
     yield checks.folder(config)
     yield checks.keys(config)

@@ -12,6 +12,9 @@ import typer
 from dlc_sentinel.cli import screen, settings
 from dlc_sentinel.verdicts import BY_NAME, VERDICTS, VerdictText
 
+WIDTH, MAX_WIDTH = 80, 100
+"""Columns where no terminal says its own; the widest text that is still read with ease."""
+
 
 def explain(
     verdict: Annotated[str | None, typer.Argument(metavar="[VERDICT]", help="Name of a verdict; none: all.")] = None,
@@ -46,4 +49,8 @@ def _page(text: VerdictText) -> str:
     parts += [f"  {number}. {line}" for number, line in enumerate(text.check_first, 1)]
     parts += ["", "Do:"] + [f"  - {line}" for line in text.do]
     parts += ["", f"Ignore it when: {text.ignore_when}"]
-    return "\n".join(textwrap.fill(line, 100, subsequent_indent="     " if line[:2] == "  " else "") for line in parts)
+    columns = min(screen.width() or WIDTH, MAX_WIDTH)
+    indents = ["     " if line[:2] == "  " else "" for line in parts]
+    return "\n".join(
+        textwrap.fill(line, columns, subsequent_indent=indent) for line, indent in zip(parts, indents, strict=True)
+    )

@@ -82,11 +82,9 @@ def push(
 
 
 def server(url: str, token_file: str) -> Grafana:
-    """The Grafana at `url`. Raises: GrafanaError if there is no token or the packages for it are not installed."""
-    try:
-        from dlc_sentinel.sinks.grafana_http import Grafana
-    except ModuleNotFoundError as error:
-        raise GrafanaError(f"{error.name} is not installed: pip install 'dlc-sentinel[grafana]'") from error
+    """The Grafana at `url`. Raises: GrafanaError if there is no token."""
+    from dlc_sentinel.sinks.grafana_http import Grafana
+
     secret = os.environ.get(TOKEN_VARIABLE, "")
     if token_file:
         try:

@@ -9,16 +9,18 @@ from typing import Annotated
 
 import typer
 
+from dlc_sentinel import missing
 from dlc_sentinel.cli import screen, settings
+from dlc_sentinel.config import Config
 from dlc_sentinel.offline import analyze as offline
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Json
 from dlc_sentinel.sinks.alert_lines import AlertLines
-from dlc_sentinel.verdicts import text_of
 
 SHOWN_STEPS = 12
+SHOWN_LINES = 10
 
-RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Which run of a tape; else the newest.")]
+RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Which run of a tape; else the worst.")]
 
 
 def replay(
@@ -45,14 +47,18 @@ def replay(
         from dlc_sentinel.cli import tsdb
 
         tsdb.write(path, to_tsdb, chosen, ends_now=ends_now)
-    events, _, report = offline.replay(path, chosen, run)
+    judged = offline.judge(path, chosen, run)
+    report = judged.report
+    for note in judged.notes:
+        screen.say(note)
     if as_json:
         screen.data_json(report)
     else:
         lines = AlertLines(sys.stdout, no_color=screen.no_color(), min_interval_s=0.0)
-        for event in events:
-            lines.handle(event)
-        summary(report, chosen.ess.horizon)
+        for event in judged.events:
+            if run is None or event.run in (run, ""):
+                lines.handle(event)
+        summary(report, chosen)
     raise typer.Exit(offline.exit_code(report))
 
 
@@ -72,6 +78,9 @@ def analyze(
         bool,
         typer.Option("--on-policy", help="Every row was trained by the weights that made it, where nothing says so."),
     ] = False,
+    corrections: Annotated[
+        bool, typer.Option("--corrections", help="What each correction would have done, and which one the run needs.")
+    ] = False,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="OUT", help="Write a tape as .jsonl or .jsonl.gz, too.")
     ] = None,
@@ -86,38 +95,50 @@ def analyze(
 
     chosen = settings.load(config, sets).config
     with reading(path.name) as watch:
-        judged = offline.judge(path, chosen, run, on_policy=on_policy, watch=watch)
+        judged = offline.judge(path, chosen, run, on_policy=on_policy, corrections=corrections, watch=watch)
     report = judged.report
     for note in judged.notes:
         screen.say(note)
     if export is not None and not judged.partial:
         from dlc_sentinel.offline.export import export as write
 
-        screen.say(f"{write(path, export, run)} lines written to {export}")
+        screen.say(f"{write(path, export, report['run'])} lines written to {export}")
     if as_json:
         screen.data_json(report)
     else:
-        summary(report, chosen.ess.horizon)
+        summary(report, chosen)
     if judged.partial:
         screen.say("stopped early: this is the verdict of what was read until then")
         raise typer.Exit(offline.EXIT_BLIND)
     raise typer.Exit(offline.exit_code(report))
 
 
-def summary(report: Mapping[str, Json], horizon: int) -> None:
+def summary(report: Mapping[str, Json], config: Config) -> None:
     """The report for a reader, on stdout: what is wrong and what to do first."""
-    verdict = plain(report["verdict"], 40)
-    screen.data(f"{verdict}: {text_of(verdict).line}")
+    verdict, unused = plain(report["verdict"], 40), report["unparsed_lines"]
+    screen.wrapped(f"{verdict}: {missing.line(verdict, report['steps'], config.window, len(unused))}")
+    if report["run"]:
+        screen.wrapped(f"run {plain(report['run'], 60)}{others(report['other_runs'])}")
     for finding in report["findings"]:
         _finding(finding)
     if report["commands"]:
         screen.data("\ncommands (of this replay; those that the recording does not answer are hypothetical)")
         columns = ("step", "kind", "action", "reason")
         screen.table(columns, [[_word(command[name]) for name in columns] for command in report["commands"]])
-    _steps(report["steps"], str(horizon))
-    if report["unparsed_lines"]:
-        shown = ", ".join(str(number) for number in report["unparsed_lines"][:10])
-        screen.say(f"{len(report['unparsed_lines'])} lines were not used: {shown} ...")
+    _steps(report["steps"], str(config.ess.horizon))
+    if report["corrections"]:
+        _corrections(report["corrections"])
+    if unused:
+        shown = ", ".join(map(str, unused[:SHOWN_LINES])) + (", ..." if len(unused) > SHOWN_LINES else "")
+        screen.say(f"{len(unused)} {'line was' if len(unused) == 1 else 'lines were'} not used: {shown}")
+
+
+def others(runs: list[Mapping[str, Json]]) -> str:
+    """What to put behind a run's name: the other runs of the tape with their verdicts; "" for none."""
+    if not runs:
+        return ""
+    shown = ", ".join(f"{plain(other['run'], 60)} {plain(other['verdict'], 24)}" for other in runs[:SHOWN_LINES])
+    return f"; also on this tape: {shown}{', ...' if len(runs) > SHOWN_LINES else ''} (--run NAME shows one)"
 
 
 def _finding(finding: Mapping[str, Json]) -> None:
@@ -125,14 +146,15 @@ def _finding(finding: Mapping[str, Json]) -> None:
     marks = [plain(finding["state"], 20)]
     marks += ["catastrophic"] if finding["catastrophic"] else []
     marks += ["acted on"] if finding["acted"] else []
-    screen.data(
-        f"\n  {name}{f' ({kind})' if kind else ''}, since step {finding['since_step']}: {', '.join(marks)}, "
+    screen.data("")
+    screen.wrapped(
+        f"  {name}{f' ({kind})' if kind else ''}, since step {finding['since_step']}: {', '.join(marks)}, "
         f"confidence {_word(finding['confidence'])}"
     )
-    screen.data(f"    do: {plain(finding['advice'], 400)}")
+    screen.wrapped(f"    do: {plain(finding['advice'], 400)}", " " * 8)
     evidence = [f"{plain(key, 40)} {_word(value)}" for key, value in finding["evidence"].items()]
     if evidence:
-        screen.data(f"    evidence: {', '.join(evidence)}")
+        screen.wrapped(f"    evidence: {', '.join(evidence)}", " " * 8)
 
 
 def _steps(steps: list[Mapping[str, Json]], horizon: str) -> None:
@@ -155,6 +177,36 @@ def _steps(steps: list[Mapping[str, Json]], horizon: str) -> None:
     screen.table(names, rows)
 
 
+def _corrections(found: Mapping[str, Json]) -> None:
+    need, steps = found["need"], found["steps_that_need"]
+    screen.data(f"\ncorrection this run needs: {need} (in {steps.get(need, 0)} of {found['num_steps']} steps)")
+    screen.data(f"  {found['reason']}")
+    screen.data(f"  {_compared(found)}")
+    if not found["num_steps"]:
+        return
+    rows = [
+        [
+            effect["name"] + (" *" if effect["name"] == need else ""), _word(effect["ess"]), _word(effect["raw_ess"]),
+            _word(effect["clipped_share"]), _word(effect["bias_left"]), _word(effect["variance_factor"]),
+        ]
+        for effect in found["effects"]
+    ]  # fmt: skip
+    screen.table(("correction", "ESS", "ESS unclipped", "clipped", "bias left", "variance x"), rows)
+    if len(steps) > 1:
+        screen.data("  steps that need: " + ", ".join(f"{name} {number}" for name, number in steps.items()))
+
+
+def _compared(found: Mapping[str, Json]) -> str:
+    """Which tokens the comparison rests on."""
+    kind = {"exact": "with exact lag", "total": "by their total ratio only, lag is not known", "none": ""}
+    text = f"medians over those steps; {found['num_tokens_compared']} tokens {kind[found['basis']]}".rstrip()
+    if found["num_tokens_compared"] < found["num_tokens"]:
+        text += f", of {found['num_tokens']} (large steps are thinned by rows)"
+    if found["num_tokens_left_out"]:
+        text += f"; {found['num_tokens_left_out']} without exact lag are left out"
+    return text
+
+
 def _metric_steps(steps: list[Mapping[str, Json]]) -> None:
     """Steps of a log without tokens: the little that it holds."""
     rows = [
@@ -171,4 +223,8 @@ def _metric_steps(steps: list[Mapping[str, Json]]) -> None:
 def _word(value: Json) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_word, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{plain(key, 40)}: {_word(item)}' for key, item in value.items())}}}"
     return f"{value:.3g}" if isinstance(value, float) else plain(value, 300)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from dlc_sentinel.cli import screen, settings
-from dlc_sentinel.cli.judge import RunName
+from dlc_sentinel.cli.judge import RunName, others
+from dlc_sentinel.plaintext import plain
 
 MAX_BYTES = 5 * 10**6
 PNG_WIDTH = 980
@@ -22,7 +23,7 @@ def report(
     dark: Annotated[bool, typer.Option("--dark", help="The picture on a dark ground.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for an issue tracker, too.")] = False,
     run: RunName = None,
-    run_b: Annotated[str | None, typer.Option("--run-b", metavar="NAME", help="Which run of B; else the newest.")] = (
+    run_b: Annotated[str | None, typer.Option("--run-b", metavar="NAME", help="Which run of B; else the worst.")] = (
         None
     ),
     config: settings.ConfigFile = None,
@@ -40,6 +41,8 @@ def report(
 
     chosen = settings.load(config, sets)
     first = gather(path, chosen.config, chosen.origins, run)
+    if run is None and first.report["other_runs"]:
+        screen.say(f"this is run {plain(first.run, 60)}{others(first.report['other_runs'])}")
     second = None
     if other is not None or run_b is not None:
         second = gather(other or path, chosen.config, chosen.origins, run_b)

@@ -111,12 +111,24 @@ def _made_up(command: Sequence[str]) -> str:
 
 
 def _summary(sentinel: Sentinel, config: Config, name: str, code: int) -> str:
-    runs = {run.run: run for run in sentinel.runtime.snapshot().runs}
-    text = f"the job ended with {code}; run {name}: "
+    heard = {run.run: run for run in sentinel.runtime.snapshot().runs}
+    # A run without a step is at most an engine under the name of the environment, while the trainer took another.
+    runs = {known: run for known, run in heard.items() if run.last_step >= 0} or heard
+    renamed = ""
+    if name not in runs and len(runs) == 1:
+        (own,) = runs
+        renamed = f" (the job named it so: connect(run=...) wins over DLC_SENTINEL_RUN={plain(name, 60)})"
+        name = own
+    text = f"the job ended with {code}; run {plain(name, 60)}{renamed}: "
     if sentinel.error is not None:
         text += f"not watched to its end ({type(sentinel.error).__name__}: {sentinel.error})"
     elif name in runs:
         text += f"{runs[name].verdict} at step {runs[name].last_step}"
+    elif runs:
+        text += (
+            f"nothing came under this name; the job reported as {', '.join(map(plain, runs))} (connect(run=...) wins "
+            "over DLC_SENTINEL_RUN)"
+        )
     else:
-        text += f"nothing came from it (runs heard: {', '.join(map(plain, runs)) or 'none'}); does it call the hook?"
+        text += "nothing came from the job; does it call the hook?"
     return text + (f"; tape {config.tape.dir}, read it with `dlc-sentinel replay`" if config.tape.dir else "")

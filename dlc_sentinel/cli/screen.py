@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -42,6 +43,17 @@ def keyboard() -> Iterator[Callable[[float], str | None] | None]:
 def say(text: str) -> None:
     """One line for a person, on stderr."""
     print(f"dlc-sentinel: {text}", file=sys.stderr, flush=True)
+
+
+def width() -> int:
+    """Columns of the terminal that stdout is; 0 where it is none."""
+    return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
+
+
+def wrapped(text: str, indent: str = "    ") -> None:
+    """One paragraph on stdout: folded between words on a terminal, whole in a pipe, for grep."""
+    columns = width()
+    data(textwrap.fill(text, columns, subsequent_indent=indent, break_on_hyphens=False) if columns else text)
 
 
 def data(text: str) -> None:

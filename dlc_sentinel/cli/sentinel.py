@@ -15,7 +15,7 @@ from types import FrameType
 from dlc_sentinel.cli import reset_token, screen
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
-from dlc_sentinel.errors import AddressError, TapeError
+from dlc_sentinel.errors import AddressError, AddressInUse, TapeError
 from dlc_sentinel.evidence import Evidence
 from dlc_sentinel.records import Event, Json, Snapshot
 from dlc_sentinel.runtime import LiveSource, Runtime
@@ -105,22 +105,16 @@ class Sentinel:
     """
 
     def __init__(self, config: Config, *extra: Sink, alerts: bool = True) -> None:
-        serve = config.serve
         self.error: Exception | None = None
         """What ended the thread before its time."""
         with ExitStack() as undo:
-            recorder = None
-            if config.tape.dir:
-                recorder = Recorder(config.tape.dir, config.tape.token_bytes, config.tape.part_bytes)
+            # The address first: where it is taken, no tape folder is made.
+            receiver = _receiver(config)
+            undo.callback(receiver.close)
+            recorder = _recorder(config)
+            if recorder is not None:
                 undo.callback(recorder.close, 0.0)
             states = _states(config)
-            receiver = Receiver(
-                serve.address,
-                keys=serve.keys or None,
-                insecure=serve.insecure,
-                max_frame_bytes=serve.max_frame_bytes,
-            )
-            undo.callback(receiver.close)
             sinks = (*build_sinks(config, alerts=alerts), *extra)
             self.address = receiver.address
             for sink in sinks:
@@ -179,6 +173,33 @@ class Sentinel:
         if self.page is not None:
             self.page.accept_resets(secret, self.runtime.reset_breaker)
         return secret
+
+
+def _receiver(config: Config) -> Receiver:
+    serve = config.serve
+    try:
+        return Receiver(
+            serve.address,
+            keys=serve.keys or None,
+            insecure=serve.insecure,
+            max_frame_bytes=serve.max_frame_bytes,
+        )
+    except AddressInUse as error:
+        raise AddressInUse(f"{error} (--set serve.address=ipc:///PATH or tcp://127.0.0.1:PORT)") from error
+
+
+def _recorder(config: Config) -> Recorder | None:
+    """The tape's writer, None where there is no tape. Raises: TapeError."""
+    tape = config.tape
+    if not tape.dir:
+        return None
+    try:
+        return Recorder(tape.dir, tape.token_bytes, tape.part_bytes)
+    except TapeError:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        raise TapeError(f"{tape.dir}: no tape can be written there ({why}); choose another --tape folder") from error
 
 
 def _states(config: Config) -> dict[str, Json]:

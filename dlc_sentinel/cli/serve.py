@@ -61,9 +61,17 @@ def announce(sentinel: Sentinel, config: Config) -> None:
         f"  data     {sentinel.address.data}",
         f"  control  {sentinel.address.control}",
         f"  metrics  {sentinel.metrics.url}/metrics",
-        f"  page     {sentinel.page.url if sentinel.page else 'off (serve.page)'}",
+        f"  page     {_page(sentinel, config)}",
         f"  tape     {tape}",
         f"  job      export DLC_SENTINEL={sentinel.address}",
         f"  view     dlc-sentinel watch {sentinel.metrics.url}",
     )
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _page(sentinel: Sentinel, config: Config) -> str:
+    if sentinel.page is None:
+        return "off (serve.page)"
+    wanted = config.serve.page_port
+    taken = f" (port {wanted} is taken; --set serve.page_port=PORT)" if wanted not in (0, sentinel.page.port) else ""
+    return f"{sentinel.page.url}{taken}"

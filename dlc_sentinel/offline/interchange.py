@@ -21,6 +21,7 @@ import numpy as np
 from dlc_sentinel.errors import TapeError
 from dlc_sentinel.offline import lines
 from dlc_sentinel.offline.lines import MAX_LINE_BYTES, Bytes, MetaLine, ScalarsLine, SeqLine, SyncedLine
+from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import (
     F32,
     I64,
@@ -38,6 +39,7 @@ from dlc_sentinel.records import (
 BATCH_TOKENS = 2**15
 BATCH_ROWS = 512
 PRODUCER = "file"
+SHOWN_FIELDS = 8
 STREAMS = ("cur", "old", "engine")
 _RANK = {"seq": 0, "scalars": 1, "synced": 2}
 """Order of the lines of one step: weights are delivered after the step they are named by."""
@@ -57,6 +59,7 @@ class Interchange:
         self.notes: list[str] = []
         self.done, self.total = 0, 0
         self.meta = MetaLine()
+        self._unknown: Counter[str] = Counter()
         self._number = array("q")
         self._offset = array("q")
         self._step = array("q")
@@ -66,6 +69,9 @@ class Interchange:
                 self._index(file)
         except (OSError, EOFError) as error:
             raise TapeError(f"{self.path}: cannot be read ({error}); wanted JSON lines, plain or gzip") from error
+        if self.problems and not self._number and self.meta == MetaLine():
+            number, why = self.problems[0]
+            raise TapeError(f"{self.path}: not JSON Lines of this format: no line can be used; line {number}: {why}")
         self.run = self.meta.run or self.path.name.removesuffix(".gz").removesuffix(".jsonl")
         self._source = Source(self.run, "trainer", PRODUCER)
         self._mis_sized: Counter[int] = Counter()
@@ -93,7 +99,7 @@ class Interchange:
             self._place.append(key.update if key.type == "seq" else 2**60 + _RANK[key.type])
 
     def _take_meta(self, text: bytes) -> None:
-        line = lines.parse(text)
+        line = self._known(text)
         if isinstance(line, MetaLine) and self.meta == MetaLine():
             self.meta = line
 
@@ -136,11 +142,19 @@ class Interchange:
                 if line is not None:
                     yield line
         self.problems.sort()
+        if self._unknown:
+            self.notes.append(_told(self._unknown))
+
+    def _known(self, text: bytes) -> lines.AnyLine:
+        """The line; fields that are not of the format are counted."""
+        line, unknown = lines.parse(text)
+        self._unknown.update(unknown)
+        return line
 
     def _parse(self, number: int, text: bytes) -> SeqLine | ScalarsLine | SyncedLine | None:
         """The line, or None and one problem more."""
         try:
-            line = lines.parse(text)
+            line = self._known(text)
             if isinstance(line, SeqLine):
                 self._check(line)
         except (ValueError, OverflowError) as error:
@@ -181,6 +195,18 @@ class Interchange:
         if batch:
             yield _train(self._source, batch)
             batch.clear()
+
+
+def _told(unknown: Counter[str]) -> str:
+    """Which fields were not read, in how many lines, and what each may have meant."""
+    named = []
+    for name, num in unknown.most_common(SHOWN_FIELDS):
+        near = lines.nearest(name)
+        hint = f", did you mean {near!r}?" if near else ""
+        named.append(f"{plain(name, 40)!r} ({num} {'line' if num == 1 else 'lines'}{hint})")
+    return f"fields that are not of this format were not read: {', '.join(named)}" + (
+        ", ..." if len(unknown) > SHOWN_FIELDS else ""
+    )
 
 
 def _numbered(file: Bytes) -> Iterator[tuple[int, bytes]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import json
 from pathlib import Path
-from typing import IO, Annotated, Literal, TypeAlias
+from typing import IO, Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import F32, I64, Json, OldIs
 
 MAX_LINE_BYTES = 256 * 2**20
@@ -32,8 +34,8 @@ def opened(path: Path) -> Bytes:
     return file
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What every line may carry; unknown fields are ignored."""
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    """What every line may carry; unknown fields are left out, and named, before it is made."""
 
 
 class MetaLine(Line, frozen=True, kw_only=True, tag="meta"):
@@ -103,8 +105,13 @@ class KeyLine(msgspec.Struct, frozen=True):
     update: Int = 0
 
 
+TYPES: dict[str, type[Line]] = {"meta": MetaLine, "seq": SeqLine, "scalars": ScalarsLine, "synced": SyncedLine}
+FIELDS = {name: frozenset({"type", *line.__struct_fields__}) for name, line in TYPES.items()}
+_WORDS: dict[str, tuple[str, ...]] = {"type": tuple(TYPES), "old_is": get_args(OldIs)}
+"""Fields that take a word of a list."""
 _keys = msgspec.json.Decoder(KeyLine)
 _lines = msgspec.json.Decoder(AnyLine)
+_parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def tree_of(text: bytes) -> Json:
@@ -122,25 +129,57 @@ def parse_key(text: bytes) -> KeyLine:
     try:
         return _keys.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        return msgspec.convert(_lenient(text), KeyLine)
+        return msgspec.convert(_worded(_lenient(text)), KeyLine)
 
 
-def parse(text: bytes) -> AnyLine:
-    """The line.  Raises: ValueError (msgspec.ValidationError is one) that says what is wrong, and where."""
+def parse(text: bytes) -> tuple[AnyLine, frozenset[str]]:
+    """The line, and the names of its fields that no line of its type has: they are not read.
+
+    Raises: ValueError (msgspec.ValidationError is one) that says what is wrong, and where.
+    """
     try:
-        return _lines.decode(text)
+        return _lines.decode(text), frozenset()
     except (msgspec.DecodeError, RecursionError):
-        line: AnyLine = msgspec.convert(_lenient(text), AnyLine)
-        return line
+        pass
+    try:
+        parts = _parts.decode(text)
+        unknown = parts.keys() - FIELDS[msgspec.json.decode(parts["type"])]
+        known = {name: part for name, part in parts.items() if name not in unknown}
+        return _lines.decode(msgspec.json.encode(known)), frozenset(unknown)
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
+        tree = _worded(_lenient(text))
+    unknown = tree.keys() - FIELDS[tree["type"]]
+    line: AnyLine = msgspec.convert({name: value for name, value in tree.items() if name not in unknown}, AnyLine)
+    return line, frozenset(unknown)
 
 
-def _lenient(text: bytes) -> object:
+def nearest(name: str) -> str:
+    """The field that a misspelt one may have meant, "" for none."""
+    found = difflib.get_close_matches(name, sorted(frozenset().union(*FIELDS.values())), n=1, cutoff=0.75)
+    return found[0] if found else ""
+
+
+def _lenient(text: bytes) -> dict[str, Json]:
     """The line as Python's own json module writes it: bare NaN and Infinity, numbers like 3.0 for whole ones."""
     try:
-        tree = json.loads(text)
+        tree = json.loads(text.rstrip())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise ValueError("nested too deep") from error
-    return {key: _whole(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
+    if not isinstance(tree, dict):
+        raise ValueError(f"no JSON object but {type(tree).__name__}")
+    return {key: _whole(value) for key, value in tree.items()}
+
+
+def _worded(tree: dict[str, Json]) -> dict[str, Json]:
+    """The same.  Raises: ValueError with the words that are wanted where a field holds none of them."""
+    if "type" not in tree:
+        raise ValueError(f"no type; wanted {', '.join(TYPES)}")
+    for name, wanted in _WORDS.items():
+        if name in tree and tree[name] not in wanted:
+            raise ValueError(f"{name} is {plain(repr(tree[name]), 40)}; wanted {', '.join(wanted)}")
+    return tree
 
 
 def _whole(value: object) -> object:

@@ -27,14 +27,14 @@ BEFORE_STEPS = 5
 def gather(
     path: str | Path, config: Config | None = None, origins: Mapping[str, str] | None = None, run: str | None = None
 ) -> Story:
-    """The story of one run of a tape folder or a .jsonl file (default: the run that closed the last step).
+    """The story of one run of a tape folder or a .jsonl file (default: the one with the most severe verdict).
 
     The worst tokens are those of the steps around the findings, else of the whole run.
     Raises: TapeError if `path` cannot be read as either.
     """
     settings = config or Config()
     events, _, report = analyze.replay(path, settings, run)
-    name = run or next((event.run for event in reversed(events) if event.kind == "step"), "")
+    name = str(report["run"] or "")
     own = [event for event in events if event.run == name] if name else list(events)
     evidence = _evidence(path, name, _where(report, own))
     return Story(
@@ -47,6 +47,7 @@ def gather(
         version=__version__,
         horizon=settings.ess.horizon,
         has_clock=is_tape(path),
+        window=settings.window,
     )
 
 

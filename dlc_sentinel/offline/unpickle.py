@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickletools
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -133,10 +134,12 @@ class _Machine:
 
     def run(self) -> Json:
         try:
-            for code, argument, _ in pickletools.genops(self._file):
-                if code.name == "STOP":
-                    return self._stack.pop()
-                self._step(code.name, argument)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python has remarks on texts that a damaged file is full of
+                for code, argument, _ in pickletools.genops(self._file):
+                    if code.name == "STOP":
+                        return self._stack.pop()
+                    self._step(code.name, argument)
         except TapeError:
             raise
         except _TORN as error:

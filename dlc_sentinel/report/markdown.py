@@ -21,7 +21,7 @@ _SIGNS = re.compile(r"([\\`*_\[\]|~$&])")
 def text(story: Story, other: Story | None = None) -> str:
     """The whole text. Every word from outside is made inert: no markup, no mention, no link."""
     lines = [f"## Post-mortem of {inert(story.run)}: {inert(story.verdict.name)}", ""]
-    lines += [f"{inert(story.verdict.line)}.", "", f"**Do:** {inert(advice(story))}", ""]
+    lines += [f"{inert(story.line)}.", "", f"**Do:** {inert(advice(story))}", ""]
     head = [story.model_name, told.when(story), f"read from {story.source}", f"dlc-sentinel {story.version}"]
     lines += [", ".join(inert(part) for part in head if part), ""]
     if other is not None:

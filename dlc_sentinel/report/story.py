@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from dlc_sentinel import missing
 from dlc_sentinel.catalog import OPEN_STATES, number
+from dlc_sentinel.config import Window
 from dlc_sentinel.evidence import RunEvidence
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Event, Json
 from dlc_sentinel.verdicts import VerdictText, text_of
 
 AFTER_STEPS = 5
-"""Steps after a command over which its effect is read."""
+"""Steps over which a command's effect is read: after it was applied, or else after it was sent."""
 _TOLD = ("finding", "command", "ack", "producer", "breaker", "note")
 
 
@@ -36,6 +38,8 @@ class Story:
     has_clock: bool = True
     """False for a file of steps: its events have no time of day."""
     notes: Sequence[str] = field(default=())
+    window: Window | None = None
+    """The settings that say how many tokens a verdict needs; None: the defaults."""
 
     @property
     def steps(self) -> Sequence[Mapping[str, Json]]:
@@ -44,6 +48,11 @@ class Story:
     @property
     def verdict(self) -> VerdictText:
         return text_of(plain(self.report["verdict"], 24))
+
+    @property
+    def line(self) -> str:
+        """The verdict in one line, with what is missing where that is a number."""
+        return missing.line(self.verdict.name, self.steps, self.window, len(self.report["unparsed_lines"]))
 
     @property
     def model_name(self) -> str:
@@ -82,7 +91,8 @@ def sent(story: Story) -> list[Sent]:
             continue
         data = event.data
         answer = answers.get(str(data.get("id")))
-        after = [ess.get(event.step + i, math.nan) for i in range(1, AFTER_STEPS + 1)]
+        done = answer.step if answer is not None and answer.data.get("outcome") == "applied" else event.step
+        after = [ess.get(max(done, event.step) + i, math.nan) for i in range(1, AFTER_STEPS + 1)]
         outcome = "not sent (mode)" if data.get("sent") is False else "no answer"
         found.append(
             Sent(
@@ -240,4 +250,6 @@ def word(value: Json) -> str:
         return "∞" if math.isinf(value) else f"{value:.3g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(word(item) for item in value[:12])
+    if isinstance(value, Mapping):
+        return ", ".join(f"{plain(key, 40)} {word(item)}" for key, item in list(value.items())[:12])
     return f"{value:,}" if isinstance(value, int) else plain(value, 300)

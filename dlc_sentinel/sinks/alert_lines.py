@@ -10,7 +10,9 @@ A finding speaks when it opens, gets worse or closes, not at every step. Words a
 from __future__ import annotations
 
 import math
+import os
 import sys
+import textwrap
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -122,6 +124,7 @@ class AlertLines:
         return num_held
 
     def _write(self, mark: str, line: str, is_critical: bool) -> None:
+        line = _folded(line, self._stream)
         if self._decorated:
             line = f"{_STYLES[mark]}{line}{_RESET}" + ("\a" if is_critical and mark == "[!!]" else "")
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -141,6 +144,16 @@ def remember(memory: OrderedDict[tuple[str, ...], Json], key: tuple[str, ...], v
     memory[key] = value
     if len(memory) > _MAX_REMEMBERED:
         memory.popitem(last=False)
+
+
+def _folded(line: str, stream: TextIO) -> str:
+    """The line folded between words on a terminal; whole in a file or a pipe, where it is searched for."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):
+        columns = 0
+    indent = " " * len("02:31:33Z ")
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_on_hyphens=False) if columns else line
 
 
 def _mark(event: Event) -> str:
@@ -180,9 +193,9 @@ def _finding_text(data: Mapping[str, Json], verdict: str, kind: str, what: str) 
 
 
 def _closed_text(data: Mapping[str, Json], verdict: str, kind: str, state: str) -> str:
-    evidence = _evidence(data.get("evidence"))
+    # The evidence is that of the opening: beside the word closed it would be taken for the value now.
     since = f", was open since step {plain(data['since_step'], 20)}" if data.get("since_step") is not None else ""
-    return f"{verdict}{_kind(kind)} {state}{since}" + (f"; {evidence}" if evidence else "")
+    return f"{verdict}{_kind(kind)} {state}{since}"
 
 
 def _evidence(evidence: Json, limit: int = 5) -> str:

@@ -21,7 +21,7 @@ class EventLog:
 
     def __init__(self, path: str | Path) -> None:
         self.num_lost = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._is_torn = False
 
     def handle(self, event: Event) -> None:

@@ -20,6 +20,7 @@ from dlc_sentinel.records import Json
 TRIES = 4
 FIRST_PAUSE_S = 0.5
 TIMEOUT_S = 10.0
+MAX_CAUSES = 64
 _AGAIN = frozenset({429, 500, 502, 503, 504})
 _WHY = {
     400: "it does not accept this",
@@ -105,10 +106,10 @@ class Grafana:
         )
 
     def _unreachable(self, error: OSError) -> GrafanaError:
-        reason = self._hidden(plain(error, 300))
+        reason = self._hidden(plain(_cause(error), 120))
         return GrafanaError(
-            f"{self._shown_url}: cannot be reached after {TRIES} tries; is Grafana running there, and is the address "
-            f"right? ({type(error).__name__}: {reason})"
+            f"{self._shown_url}: cannot be reached after {TRIES} tries ({reason}); is Grafana running there, and is "
+            "the address right?"
         )
 
     def _hidden(self, text: str) -> str:
@@ -121,6 +122,19 @@ class Grafana:
     def _shown(parts: SplitResult) -> str:
         port = f":{parts.port}" if parts.port else ""
         return plain(f"{parts.scheme}://{parts.hostname}{port}{parts.path}")
+
+
+def _cause(error: BaseException) -> str:
+    """What the system said, out of the layers that the libraries wrap around it: "Connection refused"; else a name."""
+    waiting: list[object] = [error]
+    for seen in waiting:
+        if isinstance(seen, OSError) and seen.strerror:
+            return seen.strerror
+        if isinstance(seen, BaseException):
+            waiting += [*seen.args, seen.__cause__, seen.__context__, getattr(seen, "reason", None)]
+        if len(waiting) > MAX_CAUSES:
+            break
+    return type(error).__name__
 
 
 def _parts(url: str) -> SplitResult:

@@ -42,7 +42,11 @@ class Target(Protocol):
         """True where it is to hear only what is critical or was escalated."""
 
     def send(self, title: str, body: str, level: Level) -> bool:
-        """Whether it was delivered. May take seconds; raises whatever a plug-in of apprise raises."""
+        """Whether it was delivered. May take seconds; raises NotTaken with why not, and whatever a plug-in raises."""
+
+
+class NotTaken(Exception):
+    """Why a target did not take it, in words that hold no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +200,7 @@ def trouble(target: Target, title: str, body: str, level: Level) -> str:
     """ "" where the target took it, else why not, without anything that may hold a secret."""
     try:
         return "" if target.send(title, body, level) else "refused, or not reached"
+    except NotTaken as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001  # a plug-in's fault must not end the thread that wakes people
         return type(error).__name__

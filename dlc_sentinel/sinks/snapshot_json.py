@@ -21,6 +21,7 @@ from dlc_sentinel.records import Event, Json, Level, RunSnapshot, Snapshot
 SCHEMA = 1
 PATH = "/api/v1/snapshot"
 MAX_BYTES = 64 * 2**20
+METRICS_PORT = "a sentinel's metrics port (9877 unless set; 9878 is the page's)"
 
 
 def encode(snapshot: Snapshot, *, history: int = 512) -> str:
@@ -42,9 +43,7 @@ def decode(text: str | bytes) -> Snapshot:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError(
-            f"snapshot: not JSON ({plain(error)}); is the URL that of a sentinel's metrics port?"
-        ) from error
+        raise RecordError(f"snapshot: not JSON ({plain(error)}); is the URL that of {METRICS_PORT}?") from error
     if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
         got = tree.get("schema") if isinstance(tree, dict) else type(tree).__name__
         raise RecordError(f"snapshot: schema {plain(got)}, wanted {SCHEMA}; use the same version on both sides")
@@ -74,9 +73,7 @@ def fetch(url: str, *, timeout_s: float = 5.0, history: int = 512) -> Snapshot:
         with opener.open(f"{url.rstrip('/')}{PATH}?history={history}", timeout=timeout_s) as answer:
             body = answer.read(MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
-        raise OSError(
-            f"{plain(url)}: answered {error.code} {plain(error.reason)}; is it a sentinel's metrics port?"
-        ) from error
+        raise OSError(f"{plain(url)}: answered {error.code} {plain(error.reason)}; is it {METRICS_PORT}?") from error
     except urllib.error.URLError as error:
         raise OSError(f"{plain(url)}: {plain(error.reason)}; is `dlc-sentinel serve` running there?") from error
     except ValueError as error:

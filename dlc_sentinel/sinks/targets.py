@@ -15,9 +15,11 @@ import apprise
 from dlc_sentinel.config import Notify
 from dlc_sentinel.errors import ConfigError
 from dlc_sentinel.records import Level
+from dlc_sentinel.sinks.notify import NotTaken
 
 CRITICAL_MARK = "critical="
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}(?=://)")
+_STATUS = re.compile(r"\berror=(\d{3})\b")
 _KINDS = {
     "INFO": apprise.NotifyType.INFO, "WARN": apprise.NotifyType.WARNING, "CRITICAL": apprise.NotifyType.FAILURE,
 }  # fmt: skip
@@ -32,11 +34,29 @@ class AppriseTarget:
     service: apprise.NotifyBase
 
     def send(self, title: str, body: str, level: Level) -> bool:
-        return bool(
-            self.service.notify(
-                title=title, body=body, notify_type=_KINDS[level], body_format=apprise.NotifyFormat.TEXT
-            )
+        _said.cause = ""
+        taken = self.service.notify(
+            title=title, body=body, notify_type=_KINDS[level], body_format=apprise.NotifyFormat.TEXT
         )
+        if not taken and _said.cause:
+            raise NotTaken(_said.cause)
+        return bool(taken)
+
+
+class _Said(logging.Handler):
+    """Keeps why a plug-in failed, which only its log says; of the line itself nothing is kept: it may be secret."""
+
+    cause = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if status := _STATUS.search(text):
+            self.cause = f"refused, HTTP {status.group(1)}"
+        elif "connection error" in text.lower():
+            self.cause = "not reached, no connection"
+
+
+_said = _Said(logging.WARNING)
 
 
 def targets_of(settings: Notify) -> tuple[AppriseTarget, ...]:
@@ -45,8 +65,10 @@ def targets_of(settings: Notify) -> tuple[AppriseTarget, ...]:
     Raises: ConfigError for an address that apprise does not know, and for a file that is missing or that others can
     read. No message repeats an address.
     """
-    # apprise's own log lines repeat addresses, and with them their secrets.
-    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    # apprise's own log lines repeat addresses, and with them their secrets: nobody but us hears them.
+    log = logging.getLogger("apprise")
+    log.handlers, log.propagate = [_said], False
+    log.setLevel(logging.WARNING)
     found = []
     for place, text in _written(settings):
         only_critical = text.startswith(CRITICAL_MARK)

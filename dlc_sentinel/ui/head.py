@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rich.cells import cell_len
 from rich.text import Text
 
+from dlc_sentinel import missing
 from dlc_sentinel.catalog import OPEN_STATES, number
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Json
@@ -101,7 +102,7 @@ def _headline_words(page: Page) -> tuple[str, str, str, str, str]:
         check = "do: see whether the sentinel and the way to it are alive; the job trains on without it"
         return "[??]", UNKNOWN, f"NOT KNOWN, last seen {name}", "below is the last picture that arrived", check
     if not text.is_known:
-        return "[??]", UNKNOWN, f"{name}, health NOT KNOWN", text.line, advice
+        return "[??]", UNKNOWN, f"{name}, health NOT KNOWN", missing.line(name, page.run.history), advice
     if name == "HEALTHY":
         return "[ok]", f"bold {GOOD}", name, text.line, "do: nothing; this says nothing about learning"
     return "[!!]", BAD, name, text.line, advice

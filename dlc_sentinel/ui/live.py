@@ -25,6 +25,7 @@ SnapshotSource = Callable[[], Snapshot]
 Keys = Callable[[float], str | None]
 """Waits at most so many seconds for a key; its name, "" for none, None where none will ever come."""
 
+SHOWN_RUNS = 10
 _SEVERITY = {verdict.name: rank for rank, verdict in enumerate(VERDICTS)}
 
 
@@ -165,7 +166,8 @@ def _view(snapshot: Snapshot, chosen: RunSnapshot, stale: str, *, fills_screen: 
 
 
 def _nothing(snapshot: Snapshot, run: str | None) -> Text:
-    known = ", ".join(plain(other.run, 40) for other in snapshot.runs[:10]) or "none"
+    known = ", ".join(plain(other.run, 40) for other in snapshot.runs[:SHOWN_RUNS]) or "none"
+    known += f" and {len(snapshot.runs) - SHOWN_RUNS} more" if len(snapshot.runs) > SHOWN_RUNS else ""
     if run is None:
         return Text("[??] BLIND: the sentinel is up and no run has reported yet; is DLC_SENTINEL set in the job?")
     return Text(f"[??] BLIND: no run {plain(run, 60)!r} here; runs known: {known}")

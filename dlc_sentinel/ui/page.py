@@ -92,6 +92,8 @@ def word(value: Json) -> str:
     """A number in three digits, a list of them, or inert text."""
     if isinstance(value, (list, tuple)):
         return " to ".join(map(word, value)) if len(value) == 2 else ", ".join(map(word, value[:8]))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{plain(key, 20)} {word(item)}" for key, item in list(value.items())[:8])
     return short(value) if isinstance(value, float) else "-" if value is None else plain(value, 40)
 
 

@@ -61,6 +61,8 @@ class Receiver:
         self.num_frames = 0
         self.num_bytes = 0
         self._peers: dict[bytes, Source] = {}
+        self._bound: tuple[str, ...] = ()
+        """ipc endpoints whose files are ours to remove."""
         self._lock = _take_lock(wanted)
         self._context = zmq.Context()
         self._authenticator = _start_authenticator(self._context, held)
@@ -114,6 +116,9 @@ class Receiver:
         if not self._context.closed:
             self._context.term()
         if self._lock is not None:
+            # The lock's own file stays: where it is removed, two processes can each hold "the" lock.
+            for endpoint in self._bound:
+                Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -174,7 +179,8 @@ class Receiver:
         if wanted.ipc_path is not None:
             self._data.bind(wanted.data)
             self._control.bind(wanted.control)
-            for endpoint in (wanted.data, wanted.control):
+            self._bound = (wanted.data, wanted.control)
+            for endpoint in self._bound:
                 os.chmod(endpoint.removeprefix("ipc://"), 0o600)
             return wanted
         if wanted.port:

@@ -6,9 +6,10 @@ import re
 import shutil
 
 import pytest
-from factories_job import live, stale_job
+from factories_job import live, stale_job, train
 
 from dlc_sentinel.offline.export import export
+from dlc_sentinel.records import Source, StepEnd
 
 SECRET = "xoxb-s3cr3t"
 
@@ -54,6 +55,17 @@ def test_two_recordings_are_compared(cli, tape, tmp_path, home):
     assert "26 (0 to 25)" in page
     assert "10 (0 to 9)" in page
     assert "| steps | 26 (0 to 25) | 10 (0 to 9) |" in text
+
+
+def test_of_several_runs_on_a_tape_the_worst_is_told_and_the_others_are_named(cli, home):
+    healthy = Source("r2", "trainer", "00000000000000bb")
+    later = [train(step, source=healthy) for step in range(24, 28)]
+    live(home / "tape", [*stale_job(20), *later, StepEnd(healthy, 27)])
+
+    done = cli("report", "tape", "-o", "x.html", "--json")
+
+    assert done.json()["run"] == "r1"
+    assert "this is run r1; also on this tape: r2 HEALTHY (--run NAME shows one)" in done.err
 
 
 def test_a_secret_of_the_settings_is_not_in_the_page(cli, tape, home, monkeypatch):

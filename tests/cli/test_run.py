@@ -45,6 +45,21 @@ def test_what_the_job_sends_is_recorded_and_its_verdict_is_the_last_word(home):
     assert [step["step"] for step in report["steps"]] == [0, 1, 2, 3]
 
 
+def test_a_job_that_names_its_own_run_is_summed_up_under_that_name(home):
+    job = "own = dlc_sentinel.connect(run='r1'); [send_step(own, s) for s in range(4)]"
+
+    done = ended(run("--run", "mine", job=job))
+
+    assert done.code == 0
+    assert "run r1 (the job named it so: connect(run=...) wins over DLC_SENTINEL_RUN=mine): HEALTHY" in done.err
+
+
+def test_a_job_that_says_nothing_is_asked_whether_it_calls_the_hook(home):
+    done = ended(program("run", "--set", "serve.metrics_port=0", "--run", "mine", "--", sys.executable, "-c", ""))
+
+    assert "run mine: nothing came from the job; does it call the hook?" in done.err
+
+
 def test_two_jobs_run_side_by_side_without_being_told_apart(home):
     first = program(
         "run", "--", sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()", stdin=-1

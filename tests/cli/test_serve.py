@@ -137,9 +137,12 @@ def test_a_second_sentinel_at_the_same_address_is_refused_by_name(serving, home,
     served = serving(address=f"ipc://{home}/s.sock" if address == "ipc" else address)
     address = served.info["data"]
 
-    second = ended(program("serve", "--set", f"serve.address={address}", "--set", "serve.metrics_port=0"))
+    second = ended(program(
+        "serve", "--set", f"serve.address={address}", "--set", "serve.metrics_port=0", "--tape", home / "tape"
+    ))  # fmt: skip
 
-    assert second.code == 2 and address in second.err
+    assert second.code == 2 and address in second.err and "--set serve.address=" in second.err
+    assert not (home / "tape").exists()
     assert (f"pid {served.info['pid']}" in second.err) or ("is in use" in second.err)
     assert served.process.poll() is None
 
@@ -159,7 +162,7 @@ def test_a_second_sentinel_on_the_same_metrics_port_or_tape_is_refused(serving, 
 
 @slow
 def test_doctor_finds_a_usable_machine_and_who_holds_the_address(serving, cli, home):
-    served = serving()
+    served = serving("--tape", home / "tape")
     port = served.url.rpartition(":")[2]
 
     done = cli("doctor", "--json", "--set", f"serve.address=ipc://{home}/s.sock", "--set", f"serve.metrics_port={port}")
@@ -168,6 +171,9 @@ def test_doctor_finds_a_usable_machine_and_who_holds_the_address(serving, cli, h
     assert done.code == 0 and done.json()["ok"] is True
     assert f"held by pid {served.info['pid']}" in found["address"]["text"]
     assert f"a sentinel answers there (pid {served.info['pid']})" in found["metrics port"]["text"]
+    assert found["tape"] | {"fix": None} == {
+        "name": "tape", "state": "ok", "text": f"{home}/tape: the sentinel that runs records there", "fix": None,
+    }  # fmt: skip
     assert found["round trip"]["state"] == "ok" and "HEALTHY" in found["round trip"]["text"]
 
 
@@ -208,6 +214,14 @@ def test_a_fault_in_the_sentinel_of_a_job_is_kept_and_said_and_raises_nowhere(ho
 
     assert isinstance(sentinel.error, ZeroDivisionError)
     assert "the sentinel ended: ZeroDivisionError" in caplog.text
+
+
+def test_a_tape_that_cannot_be_written_is_refused_as_a_tape(cli, home):
+    (home / "file").write_text("")
+
+    done = cli("serve", "--set", f"serve.address=ipc://{home}/s.sock", "--tape", home / "file")
+
+    assert done.code == 2 and "no tape can be written there" in done.err and "--tape" in done.err
 
 
 def test_a_state_of_another_version_is_refused_and_not_half_used(home):
@@ -255,4 +269,5 @@ def test_the_page_takes_another_port_where_its_own_is_taken_and_can_be_switched_
     third = serving("--set", "serve.page=false", address=f"ipc://{home}/u.sock")
 
     assert second.info["page"] not in (None, first.info["page"])
+    assert f"(port {port} is taken; --set serve.page_port=PORT)" in second.end().err
     assert third.info["page"] is None

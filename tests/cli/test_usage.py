@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import stat
+import sys
 
 import pytest
 
+from dlc_sentinel.cli import checks
 from dlc_sentinel.cli import explain as explain_module
 from dlc_sentinel.config import Config, known_keys, resolve
 from dlc_sentinel.verdicts import VERDICTS
@@ -57,6 +59,64 @@ def test_a_fault_of_ours_is_one_line_and_exit_code_70(cli, monkeypatch):
 
     assert done.code == 70 and done.out == ""
     assert done.err.count("\n") == 1 and "internal error: TypeError" in done.err
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Makes a package one that is not installed."""
+
+    def hide(module, *importers):
+        for name in [name for name in sys.modules if name.partition(".")[0] == module or name in importers]:
+            monkeypatch.delitem(sys.modules, name)
+        for parent, _, name in (importer.rpartition(".") for importer in importers):
+            # A package holds its modules as attributes, too.
+            monkeypatch.delattr(sys.modules.get(parent), name, raising=False)
+        monkeypatch.setattr(sys, "meta_path", [_Hides(module), *sys.meta_path])
+
+    return hide
+
+
+class _Hides:
+    def __init__(self, module):
+        self.module = module
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == self.module:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.mark.parametrize(
+    ("module", "importer", "arguments", "extra"),
+    [
+        ("grafana_api", "grafana_http", ["grafana", "push", "--url", "http://127.0.0.1:1"], "grafana"),
+        ("apprise", "targets", ["test-fire", "--set", "notify.urls=json://127.0.0.1:9"], "serve"),
+        ("jinja2", "html", ["report", "none.jsonl"], "serve"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_a_usage_error_that_names_its_extra(
+    cli, without, module, importer, arguments, extra
+):
+    folder = "report" if importer == "html" else "sinks"
+    without(module, f"dlc_sentinel.{folder}.{importer}", f"dlc_sentinel.{folder}.grafana_push")
+
+    done = cli(*arguments)
+
+    assert done.code == 2 and done.out == ""
+    assert f"{module.replace('_', '-')} is not installed" in done.err
+    assert f"pip install 'dlc-sentinel[{extra}]'" in done.err
+
+
+def test_doctor_says_that_grafana_has_no_package_and_fails_only_where_one_is_set(cli, monkeypatch):
+    known = checks._version
+    monkeypatch.setattr(checks, "_version", lambda package: None if package == "grafana-api" else known(package))
+    ports = ["--set", "serve.metrics_port=0"]
+
+    def state(*arguments):
+        found = {check["name"]: check for check in cli("doctor", "--json", *ports, *arguments).json()["checks"]}
+        assert found["Grafana packages"]["fix"] == "pip install 'dlc-sentinel[grafana]'"
+        return found["Grafana packages"]["state"]
+
+    assert (state(), state("--set", "grafana.url=http://g:3000")) == ("warn", "fail")
 
 
 def test_the_traceback_comes_with_debug_wherever_the_word_stands(cli, monkeypatch):
@@ -146,3 +206,7 @@ def test_explain_says_what_to_check_and_what_to_do(cli):
 
 def test_no_escape_is_written_where_no_terminal_is(cli):
     assert not any("\x1b" in cli(*arguments).out for arguments in (["check"], ["explain"], ["--help"]))
+
+
+def test_explain_fits_80_columns_where_no_terminal_says_its_own(cli):
+    assert all(len(line) <= 80 for text in VERDICTS for line in cli("explain", text.name).out.splitlines())

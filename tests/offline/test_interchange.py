@@ -177,6 +177,53 @@ def test_lines_that_do_not_parse_are_reported_by_number_and_the_rest_is_used(tmp
     assert [name for _, _, name, _ in rows(records)] == ["a", "z"]
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"type":seq}', "no JSON: Expecting value at column 9"),
+        ('{"type":"seqq","step":0}', "type is 'seqq'; wanted meta, seq, scalars, synced"),
+        ('{"step":0}', "no type; wanted meta, seq, scalars, synced"),
+        ("[1]", "no JSON object but list"),
+        (
+            '{"type":"seq","step":0,"id":"a","cur":[-1],"old_is":"generater"}',
+            "old_is is 'generater'; wanted generator, proximal, reused, engine, rescored, absent",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said_with_what_was_wanted(tmp_path, line, why):
+    _, file = read(write(tmp_path / "a.jsonl", seq(), line))
+
+    assert file.problems == [(2, why)]
+
+
+def test_a_field_that_is_not_of_the_format_is_named_with_the_one_it_may_have_meant(tmp_path):
+    wrong = {**seq(name="b"), "engin": [-1.0, -2.0], "prompt": "hello"}
+    del wrong["engine"]
+
+    records, file = read(write(tmp_path / "a.jsonl", {"type": "meta", "runn": "r1"}, seq(name="a"), wrong))
+
+    assert [name for _, _, name, _ in rows(records)] == ["a", "b"] and file.problems == []
+    (note,) = file.notes
+    assert "'engin' (1 line, did you mean 'engine'?)" in note
+    assert "'prompt' (1 line)" in note and "'runn' (1 line, did you mean 'run'?)" in note
+
+
+def test_fields_of_the_format_are_never_named(tmp_path):
+    loose = '{"type":"seq","step":1.0,"id":"b","cur":[NaN]}'
+
+    _, file = read(write(tmp_path / "a.jsonl", seq(name="a", tokens=[1, 2]), loose))
+
+    assert file.notes == [] and file.problems == []
+
+
+def test_a_file_in_which_no_line_is_of_the_format_is_refused_as_a_whole(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import torch\n\nprint(torch.__version__)\n")
+
+    with pytest.raises(TapeError, match=r"not JSON Lines of this format: .* line 1: no JSON: Expecting value at"):
+        Interchange(path)
+
+
 def test_arrays_of_unlike_length_are_refused_with_the_numbers(tmp_path):
     _, file = read(write(tmp_path / "a.jsonl", seq(name="a", cur=[-1.0, -2.0, -3.0])))
 

@@ -13,6 +13,7 @@ from factories_story import COVERED_TEXTS, make_story, make_strip
 from dlc_sentinel import browser
 from dlc_sentinel.evidence import RunEvidence
 from dlc_sentinel.report import html, markdown
+from dlc_sentinel.report.story import sent
 
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(2)>'\"&\x1b[31m\u202e](http://evil) @all"
 ALLOWED = {
@@ -216,3 +217,24 @@ def test_nothing_in_the_markdown_is_a_link_a_mention_or_markup():
     assert not re.search(r"(?<!\\)\]\(", text)
     assert not re.search(r"@\w", text)
     assert "://" not in text
+
+
+def test_blind_says_how_many_tokens_are_missing_on_the_page_and_in_markdown():
+    report = {"verdict": "BLIND", "findings": [], "steps": [make_step(0, num_tokens=160)], "commands": [],
+              "unparsed_lines": []}  # fmt: skip
+    story = make_story(report=report, events=())
+
+    for text in (Reader(html.page(story)).text, markdown.text(story)):
+        assert "cannot say: 160 of the 1,000 tokens that a verdict needs" in text
+
+
+def test_what_a_command_did_is_read_from_when_it_was_applied():
+    ess = {34: 0.9, 41: 0.7, 45: 0.8}
+    report = {"verdict": "LAG", "findings": [], "commands": [], "unparsed_lines": [],
+              "steps": [make_step(n, lag_ess={"32": ess.get(n, 0.3)}) for n in range(60)]}  # fmt: skip
+    command = make_event("command", step=33, data={"id": "c-1", "kind": "RESYNC", "sent": True})
+    ack = make_event("ack", step=40, level="INFO", data={"id": "c-1", "outcome": "applied"})
+
+    applied, waiting = (sent(make_story(report=report, events=events)) for events in ((command, ack), (command,)))
+
+    assert [each.ess_after for each in (*applied, *waiting)] == [0.8, 0.9]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import termios
 
 import pytest
 from factories_snapshots import NOW_S, make_event, make_finding
@@ -70,10 +72,10 @@ def test_a_finding_that_gets_milder_says_nothing_until_it_closes():
 
 
 @pytest.mark.parametrize("state", ["closed", "superseded"])
-def test_the_end_of_a_finding_is_said(state):
+def test_the_end_of_a_finding_is_said_without_the_numbers_it_opened_with(state):
     lines = said(finding(), finding(state, level="INFO", evidence={"lag_ess": 0.71}))
 
-    assert f"LAG (queue) {state}, was open since step 31; lag_ess 0.71" in lines[1]
+    assert lines[1].endswith(f"LAG (queue) {state}, was open since step 31")
     assert "[ok]" in lines[1]
 
 
@@ -258,3 +260,16 @@ def test_memory_is_bounded_however_many_runs_there_are():
     lines.handle(finding(run="run9999"))
 
     assert len(stream.getvalue().splitlines()) == 10_000
+
+
+def test_on_a_terminal_a_line_is_folded_between_words_and_in_a_pipe_it_is_whole():
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
+    with open(slave, "w") as terminal, open(master, "rb", buffering=0) as screen:
+        AlertLines(terminal, no_color=True).handle(finding(advice="sync the weights " * 8))
+        shown = screen.read(65536).decode().splitlines()
+
+    (whole,) = said(finding(advice="sync the weights " * 8))
+
+    assert len(shown) > 2 and all(len(line) <= 80 for line in shown)
+    assert " ".join(" ".join(shown).split()) == " ".join(whole.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from contextlib import closing
 
 import pytest
@@ -70,3 +71,9 @@ def test_a_closed_log_takes_no_more_and_may_be_closed_again(tmp_path):
 def test_a_log_that_cannot_be_opened_says_so_at_the_start(tmp_path):
     with pytest.raises(FileNotFoundError):
         EventLog(tmp_path / "missing" / "e.jsonl")
+
+
+def test_only_its_owner_can_read_it(tmp_path):
+    EventLog(tmp_path / "events.jsonl").close()
+
+    assert stat.S_IMODE((tmp_path / "events.jsonl").stat().st_mode) == 0o600

@@ -13,7 +13,7 @@ from factories_snapshots import NOW_S, make_event, make_finding, make_run, make_
 
 from dlc_sentinel.config import Notify
 from dlc_sentinel.errors import ConfigError
-from dlc_sentinel.sinks.notify import Notifier
+from dlc_sentinel.sinks.notify import Notifier, trouble
 from dlc_sentinel.sinks.targets import hidden, targets_of
 
 SECRET = "xoxb-s3cr3t"
@@ -259,7 +259,7 @@ def webhook():
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            self.send_response(401 if self.path == "/locked" else 200)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -284,6 +284,13 @@ def test_a_real_webhook_gets_title_text_and_kind(webhook):
     assert bodies[0]["title"] == "dlc-sentinel warn: r1"
     assert "LAG (queue) opened" in bodies[0]["message"]
     assert bodies[0]["type"] == "warning"
+
+
+def test_what_a_service_answered_is_the_reason_and_nothing_else_of_it(webhook, caplog):
+    (target,) = targets_of(Notify(urls=webhook[0].replace("/hook", "/locked").replace("://", f"://u:{SECRET}@")))
+
+    assert trouble(target, "t", "b", "INFO") == "refused, HTTP 401"
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

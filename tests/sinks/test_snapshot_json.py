@@ -91,3 +91,8 @@ def test_a_sentinel_that_cannot_be_reached_is_an_os_error_without_escapes(url):
         fetch(url, timeout_s=2.0)
 
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_page_in_place_of_a_snapshot_names_the_port_that_is_wanted():
+    with pytest.raises(RecordError, match=r"metrics port \(9877 unless set; 9878 is the page's\)"):
+        decode(b"<!doctype html>")

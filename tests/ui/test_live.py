@@ -82,6 +82,15 @@ def test_a_run_that_is_not_there_is_said_with_those_that_are():
     assert "\x1b" not in console.file.getvalue()
 
 
+def test_more_runs_than_are_listed_are_counted():
+    console = a_console()
+    snapshot = make_snapshot(*(make_run(run=f"r{number}") for number in range(12)))
+
+    once(lambda: snapshot, console, run="nope")
+
+    assert "r9 and 2 more" in " ".join(console.file.getvalue().split())
+
+
 def test_once_leaves_a_source_that_fails_to_the_caller():
     def source():
         raise OSError("nobody there")

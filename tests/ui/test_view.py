@@ -292,3 +292,11 @@ def test_markup_and_emoji_codes_from_outside_are_shown_and_not_obeyed():
 def test_colour_is_never_the_only_difference():
     assert page(make_run(verdict="HEALTHY")) != page(make_run(verdict="BLIND"))
     assert "\x1b" not in page(make_run())
+
+
+def test_blind_says_how_many_tokens_are_missing():
+    step = make_step(0, num_tokens=160)
+
+    text = page(make_run(verdict="BLIND", step=step, history=(step,), last_step=0))
+
+    assert "cannot say: 160 of the 1,000 tokens that a verdict needs" in text

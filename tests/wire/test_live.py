@@ -214,6 +214,12 @@ def test_an_address_is_free_again_after_close(tmp_path: Path) -> None:
         Receiver(f"ipc://{tmp_path}/s.sock").close()
 
 
+def test_a_closed_sentinel_leaves_no_socket_behind(tmp_path: Path) -> None:
+    Receiver(f"ipc://{tmp_path}/s.sock").close()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["s.sock.lock"]
+
+
 def test_the_sockets_are_their_owners_alone(receiver: Receiver) -> None:
     path = receiver.address.ipc_path or ""
 
