@@ -144,7 +144,7 @@ class Decider:
         if s.pending.acked_version == UNKNOWN_VERSION:
             if facts.step <= s.pending.expires_step:
                 return []
-            text = f"{s.pending.id}: no answer within {self._config.act.ttl_steps} steps: no trainer there, or no poll()"
+            text = f"{s.pending.id}: no answer within {self._config.act.ttl_steps} steps: no trainer, or no poll()"
             command_id = s.pending.id
             self._end_pending(facts.step)
             return [Decision("outcome", text, outcome="expired", command=_named(command_id, self._run))]
