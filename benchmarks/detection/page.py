@@ -96,7 +96,7 @@ only. `ppo_kl` and the clip fraction are of the trainer's current policy against
 LIMITS = """
 ## What this does not show
 
-* The test seeds were met more than once. On the first pass of these rules two of the 160 healthy runs were called ENGINE
+* The test seeds were met more than once. On the first pass of these rules two of 160 healthy runs were called ENGINE
   (three wild tokens in a mixture of experts), and two labelled kinds were mended; the runs concerned were played again.
 * Made-up streams have the shape of real ones (most tokens near certain, numerics larger on rare tokens), but their
   tokens are independent. Real dumps may be louder in places.
