@@ -53,6 +53,10 @@ class Profile:
     """Far rows in which one stream fits the other some places on ..."""
     offset: int = 0
     """... and by how many, most often: engine[t] belongs to trainer[t + offset]."""
+    offset_rows: int = 0
+    """Rows looked at that are shifted ..."""
+    offset_share: float = 0.0
+    """... and share of them that are so by `offset`."""
     unpaired_rows: float = 0.0
     """Far rows in which no offset makes the streams fit."""
     broken_rows: float = 0.0
@@ -187,6 +191,7 @@ def _classes(
         return far_share * sum(f.kind == kind for f in found) / len(found)
 
     offsets = [f.offset for f in found if f.kind == "shifted"]
+    offset = max(sorted(set(offsets)), key=offsets.count) if offsets else 0
     breaks = [f.place for f in found if f.kind == "broken"]
     others = [f.correlation for f in found if f.kind in ("fitting", "unknown")]
     return {
@@ -195,7 +200,9 @@ def _classes(
         "broken_rows": share("broken"),
         "fitting_rows": share("fitting"),
         "others_correlation": float(np.median(others)) if others else NAN,
-        "offset": max(sorted(set(offsets)), key=offsets.count) if offsets else 0,
+        "offset": offset,
+        "offset_rows": len(offsets),
+        "offset_share": offsets.count(offset) / len(offsets) if offsets else 0.0,
         "broken_at": float(np.median(breaks)) if breaks else NAN,
     }
 

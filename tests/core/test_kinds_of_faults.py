@@ -100,6 +100,23 @@ def test_noise_that_grows_until_no_row_fits_any_more_stays_ENGINE(job):
     assert "DATA" not in verdicts(job)
 
 
+def test_rows_that_all_shift_by_one_are_an_offset_though_it_shows_by_degrees(job):
+    """A new policy is as sure of one token as of the next; the shift shows as it learns to tell them apart."""
+
+    def streams_at(step):
+        s = make_streams(step, rows=96, length=32)
+        spread = 0.1 + 0.1 * step
+        s.old = s.cur = -3.5 + np.clip(s.rng.normal(0.0, spread, s.shape), -3.0, 3.0)
+        s.engine = np.roll(s.old, 1, axis=1) + s.rng.normal(0.0, 0.02, s.shape)
+        return s
+
+    play(job, 12, streams_at)
+
+    assert "DATA/offset" in kinds(job, still_open=True) and sent(job, "ABORT")
+    (found,) = [f for f in job.report()["findings"] if f["kind"] == "offset"]
+    assert found["evidence"]["offset"] == -1
+
+
 def test_noise_in_short_rows_makes_no_offset(job):
     play(job, 24, lambda step: make_streams(step, rows=96, length=32, disc=0.5 + 0.12 * step), obey=shrug)
 

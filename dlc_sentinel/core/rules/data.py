@@ -24,6 +24,8 @@ makes some rows look like each of them, unless the streams of the other rows bel
 MOST = 0.5
 CLEARLY = 0.8
 """Correlation that leaves no doubt."""
+SAME_OFFSET = 0.25
+"""Noise shifts rows, too, but each by another number; short rows have few to choose from."""
 ZERO_SHARE, ZERO_TOKENS = 5e-4, 4
 USUAL_TIMES = 5.0
 MIN_RATE, SURE_NATS = 1e-4, 9.0
@@ -72,7 +74,8 @@ def _by_row(history: Sequence[StepFacts]) -> tuple[str, dict[str, Json]] | None:
     kind = max(classes, key=lambda name: classes[name])
     if classes[kind] < DATA_SHARE:
         return None
-    noise = p.near_rows < CLASS_SHARE and not p.others_correlation >= CLEARLY
+    alike = kind == "offset" and _no_chance(p.offset_share, SAME_OFFSET, p.offset_rows)
+    noise = p.near_rows < CLASS_SHARE and not p.others_correlation >= CLEARLY and not alike
     if noise and not _tore(history, TORN[kind]):
         return None
     evidence: dict[str, Json] = {"share_of_rows": classes[kind], "far_rows": p.far_rows}

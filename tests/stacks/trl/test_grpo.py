@@ -256,7 +256,7 @@ def test_abort_saves_a_checkpoint_and_ends_the_run(patch, tmp_path):
 
     (command,) = [event.data for event in seen.watched.ears.of("command")]
     (ack,) = seen.watched.acks
-    assert command["kind"] == "ABORT" and command["reason"].startswith("DATA") and stopped < 8
+    assert command["kind"] == "ABORT" and command["reason"].startswith("DATA") and stopped < 12
     assert (ack.outcome, ack.version) == ("applied", stopped) and "checkpoint saved" in ack.reason
     state = json.loads((tmp_path / f"checkpoint-{stopped}" / "trainer_state.json").read_text())
     assert state["global_step"] == stopped
