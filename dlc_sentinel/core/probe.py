@@ -19,6 +19,8 @@ from dlc_sentinel.records import F32, F64, I64, Bool, Json
 
 SAMPLE_TOKENS, SAMPLE_ROWS = 1 << 14, 8
 """A step's sample, where there are many more: about so many tokens, or rows where these are long."""
+MOST_TIMES = 8
+"""More than so many times that is thinned at once: the first step of a run does not know how large it will be."""
 WORST_ROWS = 16
 MAX_ROW_TOKENS = 32768
 """Of a longer row its beginning is kept."""
@@ -106,16 +108,24 @@ class Probe:
         age_S = _ages(tokens)
         for row in np.flatnonzero(which_S & (take_S | (mean_sq_S >= least))).tolist():
             kept = _whole(tokens, trainer_N, row, exact, int(age_S[row]))
-            if take_S[row]:
+            if take_S[row] and int(draw_S[row]) >> (64 - self._thin) == 0:
                 self._sample.append((int(draw_S[row]), kept))
                 self._is_sorted = False
                 self._num_sampled += len(kept.engine_T)
+                self._thin_out()
             self._serial += 1
             entry = (float(mean_sq_S[row]), int(draw_S[row]), self._serial, kept)
             if len(self._worst) < WORST_ROWS:
                 heapq.heappush(self._worst, entry)
             else:
                 heapq.heappushpop(self._worst, entry)
+
+    def _thin_out(self) -> None:
+        """Halves a sample that is far too large. What is left is the same in any order of the rows."""
+        while self._num_sampled > MOST_TIMES * SAMPLE_TOKENS and len(self._sample) > MOST_TIMES * SAMPLE_ROWS:
+            self._thin += 1
+            self._sample = [entry for entry in self._sample if entry[0] >> (64 - self._thin) == 0]
+            self._num_sampled = sum(len(row.engine_T) for _, row in self._sample)
 
     @property
     def thin_next(self) -> int:
