@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code of the command line `argv` (default: this process's own)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["serve"]:
+        # Before numpy loads: the sentinel works on one core, and threads that wait for one another halve its speed.
+        # Not for `run`: its child is the user's job.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
     try:
         from dlc_sentinel.cli.app import run
     except ModuleNotFoundError as error:
@@ -17,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    return run(list(sys.argv[1:] if argv is None else argv))
+    return run(words)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 
 import pytest
 
+from dlc_sentinel.__main__ import main
 from dlc_sentinel.cli import checks
 from dlc_sentinel.cli import explain as explain_module
 from dlc_sentinel.config import Config, known_keys, resolve
@@ -210,3 +212,14 @@ def test_no_escape_is_written_where_no_terminal_is(cli):
 
 def test_explain_fits_80_columns_where_no_terminal_says_its_own(cli):
     assert all(len(line) <= 80 for text in VERDICTS for line in cli("explain", text.name).out.splitlines())
+
+
+@pytest.mark.parametrize(("words", "threads"), [(["serve"], "1"), (["run", "--", "train"], None)])
+def test_serve_keeps_numpy_to_one_thread_and_run_leaves_the_job_alone(words, threads, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("dlc_sentinel.cli.app.run", lambda words: 0)
+
+    assert main(words) == 0
+    assert os.environ.get("OPENBLAS_NUM_THREADS") == threads
