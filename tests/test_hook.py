@@ -359,13 +359,22 @@ def test_a_forked_child_sends_as_a_producer_of_its_own(hook: Hook, reader: Reade
     assert sources[1] == sources[3] != sources[2]
 
 
+def played(reader: Reader, code: str) -> tuple[int, str]:
+    """(exit code, stderr) of a job in a process of its own, read until it has said goodbye."""
+    environment = os.environ | {"DLC_SENTINEL": str(reader.receiver.address)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            reader.until_any(Bye)
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    return process.returncode, said
+
+
 def test_a_job_that_ends_at_once_still_delivers(reader: Reader) -> None:
     code = "from dlc_sentinel import connect; connect('short').train(1, 1, cur=[[-1.0] * 1000])"
-    environment = os.environ | {"DLC_SENTINEL": str(reader.receiver.address)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    reader.until_any(Bye)
 
-    assert process.wait(10) == 0
+    assert played(reader, code)[0] == 0
     assert reader.num_tokens == 1000
 
 
@@ -376,12 +385,8 @@ def test_a_job_that_ends_without_close_delivers_frames_that_are_not_copied(reade
         "    h.train(step, step, cur=-np.ones((64, 4096), 'f4'), engine=-np.ones((64, 4096), 'f4'))\n"
         "    h.poll(step)\n"
     )
-    environment = os.environ | {"DLC_SENTINEL": str(reader.receiver.address)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
-    reader.until_any(Bye)
-    _, said = process.communicate(timeout=20)
 
-    assert (process.returncode, said) == (0, "")
+    assert played(reader, code) == (0, "")
     assert reader.num_tokens == 3 * 64 * 4096
 
 
@@ -408,11 +413,9 @@ def test_a_watched_job_does_not_say_that_it_is_not(reader: Reader, caplog: pytes
         "end_s = time.monotonic() + 1\nwhile time.monotonic() < end_s: pass\n"
         "h.close()\n"
     )
-    environment = os.environ | {"DLC_SENTINEL": str(reader.receiver.address)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
-    reader.until_any(Bye)
+    code_of_exit, said = played(reader, code)
 
-    assert "nobody answers" not in process.communicate(timeout=20)[1]
+    assert code_of_exit == 0 and "nobody answers" not in said
 
 
 def test_a_job_ends_within_seconds_when_no_sentinel_was_ever_there(tmp_path: Path) -> None:

@@ -53,3 +53,9 @@ def test_2000_healthy_steps_raise_at_most_2_alarms():
 
     assert found["steps"] >= STEPS
     assert len(found["findings"]) + len(found["commands"]) <= MAX_ALARMS, found
+
+
+def test_three_wild_tokens_among_a_mixture_of_experts_are_no_catastrophe():
+    alarms = healthy.play(healthy.Healthy("spikes", "moe", 2057, num_steps=24))
+
+    assert (alarms.findings, alarms.commands) == ([], [])

@@ -385,3 +385,13 @@ def test_zeros_in_the_mask_make_no_cut_distribution(job):
     play(job, 14, lambda step: streams(step) if step >= 6 else make_streams(step, disc=0.03))
 
     assert kinds(job) == {"DATA/masked_span"}
+
+
+# -- few steps -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("known", "found"), [(1, set()), (4, {"ENGINE/changed"})])
+def test_a_small_change_of_the_engine_needs_steps_before_it_to_be_told_from_chance(job, known, found):
+    play(job, known + 3, lambda step: make_streams(step, rows=96, disc=0.006 if step < known else 0.0105))
+
+    assert kinds(job) == found

@@ -164,6 +164,16 @@ def test_engine_drift_with_delivered_weights_is_ENGINE_and_earns_no_abort():
     assert [f["state"] for f in report["findings"] if f["verdict"] == "STALE_ENGINE"] == ["superseded"]
 
 
+def test_what_a_resync_refuted_is_ENGINE_in_the_same_step_and_never_healthy_between():
+    job = Job()
+
+    undelivered(job, 40, growth=0.02, checksum=lambda step: f"c{step}")
+
+    (refuted,) = [e.step for e in job.events if "no effect" in e.text]
+    opened = [e.step for e in of_kind(job.events, "finding") if e.data["kind"] == "drift_or_undelivered"]
+    assert opened[0] == refuted
+
+
 def test_movement_the_trainer_reports_itself_proves_undelivered_weights_without_a_checksum():
     job = Job()
     for step in range(30):
