@@ -33,6 +33,7 @@ check: .venv/.ready
 
 bench: .venv/.ready
 	$(PY) -m benchmarks --out bench-out
+	$(PY) -m benchmarks.experiments all --out bench-out/experiments
 
 .venv/.ready: pyproject.toml requirements/base.txt
 	$(PYTHON) -m venv .venv

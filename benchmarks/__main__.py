@@ -209,6 +209,13 @@ def detection_claims(found: Mapping[str, Json]) -> list[Claim]:
     ]
 
 
+def correction_claims(found: Mapping[str, Json]) -> list[Claim]:
+    peak, promised = number(found, "peak_bytes"), number(found, "promised_bytes")
+    tokens, vocab = number(found, "tokens"), number(found, "vocabulary")
+    text = f"DLC loss, {tokens:,.0f} tokens, vocabulary {vocab:,.0f}: peak beyond the inputs"
+    return [Claim(text, f"{peak / 1e9:.2f} GB", f"{promised / 1e9:g} GB", promised / peak)]
+
+
 BENCHES: dict[str, Callable[[Mapping[str, Json]], list[Claim]]] = {
     "maths": maths_claims,
     "hook": hook_claims,
@@ -219,6 +226,7 @@ BENCHES: dict[str, Callable[[Mapping[str, Json]], list[Claim]]] = {
     "vllm_plugin": vllm_plugin_claims,
     "verl": verl_claims,
     "calibrated": calibrated_claims,
+    "correction": correction_claims,
     "detection": detection_claims,
 }
 """Each is the module `bench_<name>`, whose `run()` gives numbers, or {"skipped": why}."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dlc_sentinel.integrations.trl_wraps import Quiet
 
 if TYPE_CHECKING:
-    from dlc_sentinel.integrations.verl_numbers import Numbers
+    from dlc_sentinel.integrations.job_numbers import Numbers
 
     from dlc_sentinel.hook import Hook
     from dlc_sentinel.records import Command, Outcome

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
+from dlc_sentinel.integrations.job_numbers import Numbers, metrics_url
 from dlc_sentinel.integrations.trl_async import AsyncStreams
 from dlc_sentinel.integrations.trl_control import Control, all_attached, callback_for
 from dlc_sentinel.integrations.trl_grpo import GrpoStreams, replica_of
 from dlc_sentinel.integrations.trl_wraps import Quiet, Wraps
-from dlc_sentinel.integrations.verl_numbers import Numbers, metrics_url
 
 from dlc_sentinel.hook import Hook, NoHook, connect
 

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from dlc_sentinel.integrations import verl_actor, verl_wraps
+from dlc_sentinel.integrations.job_numbers import Numbers, metrics_url
 from dlc_sentinel.integrations.verl_actions import Actions
-from dlc_sentinel.integrations.verl_numbers import Numbers, metrics_url
 from dlc_sentinel.integrations.verl_skip import OPTION, SKIP
 from dlc_sentinel.integrations.verl_wraps import Wraps, quietly
 

@@ -56,7 +56,7 @@ def replay(
     else:
         lines = AlertLines(sys.stdout, no_color=screen.no_color(), min_interval_s=0.0)
         for event in judged.events:
-            if run is None or event.run in (run, ""):
+            if run is None or event.run in (report["run"], ""):
                 lines.handle(event)
         summary(report, chosen)
     raise typer.Exit(offline.exit_code(report))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.rules.base import SEVERITY, Candidate, Rule, View, rest_at_floor
-from dlc_sentinel.core.rules.data import FAULT_CAUSES, TORN, finish_reason, refused, structure
+from dlc_sentinel.core.rules.data import FAULT_CAUSES, MOST, TORN, finish_reason, refused, structure
 from dlc_sentinel.core.rules.engine import drift, engine, engine_changed, stale_engine, trainer_noise
 from dlc_sentinel.core.rules.label import label
 from dlc_sentinel.core.rules.lag import lag
@@ -22,7 +22,6 @@ RULES: tuple[Rule, ...] = (
     lag, learning, unwired, blind,
 )  # fmt: skip
 FILLED = ("exact_zeros", "masked_span")
-MOST = 0.5
 LIFTS_FLOOR = frozenset(("STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE"))
 """Verdicts of faults that make the discrepancy larger: what a run shows under one of them is not its floor."""
 

@@ -14,6 +14,7 @@ from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.core.run import Tap
 from dlc_sentinel.offline import metrics_judge, sources
 from dlc_sentinel.offline.corrections import Corrections
+from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Event, Json, Record
 from dlc_sentinel.tape.schema import TapeFrame, part_paths
 
@@ -24,6 +25,7 @@ NO_TOKENS = (
     "{path} holds numbers per step, no tokens: --corrections has nothing to compare; "
     "give it a tape, a .jsonl or a dump with per-token log-probabilities"
 )
+ONE_RUN = "{path} holds one run, so --run {run} chose nothing (a tape can hold several)"
 
 Watch = Callable[[int, int], bool]
 """watch(bytes read, bytes in all) -> False to stop here; what was read until then is judged."""
@@ -58,13 +60,15 @@ def judge(
 
     Commands of anything but a tape are hypothetical: nobody was there to act on them. `on_policy`: where the recording
     does not say which weights generated a row, they were those it was trained on. `corrections`: see `analyze`.
+    `run`: of a tape; what else is read here holds one run, and a note says that nothing was chosen.
     Raises: TapeError if `path` is nothing that is read here.
     """
     settings, kind = config or Config(), sources.kind_of(path)
+    one_run = [ONE_RUN.format(path=path, run=plain(run, 60))] if run and kind != "tape" else []
     if kind in ("metrics", "trainer_state"):
         log = sources.metric_log(path)
         report = metrics_judge.judge(log, settings, on_policy=on_policy)
-        notes = metrics_judge.notes(log, on_policy=on_policy)
+        notes = one_run + metrics_judge.notes(log, on_policy=on_policy)
         beside = sources.tokens_beside(path)
         notes += [NO_TOKENS.format(path=path)] if corrections else []
         notes += [f"{path} also holds tokens ({beside}): name that folder for what they tell"] if beside else []
@@ -81,7 +85,7 @@ def judge(
     events, monitor = _played(source, settings, watching, tap)
     commands = [event.data for event in events if event.kind == "command"]
     report = _whole(monitor.report(source.run), _told(path, source.problems), compared, source.run)
-    return Judged(report, events, commands, list(source.notes), watching.stopped)
+    return Judged(report, events, commands, [*one_run, *source.notes], watching.stopped)
 
 
 class _Watching:

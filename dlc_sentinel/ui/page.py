@@ -46,7 +46,10 @@ def forecast(page: Page) -> str:
     low, mid, high = (number(page.run.step, "forecast_steps", bound) for bound in ("low", "mid", "high"))
     if not math.isfinite(mid):
         return ""
-    span = f" ({short(low, 2)} to {short(high, 2)})" if math.isfinite(low + high) else ""
+    span = ""
+    if math.isfinite(low):
+        until = f"to {short(high, 2)}" if math.isfinite(high) else "at the earliest"
+        span = f" ({short(low, 2)} {until})"
     return f"about {short(mid, 2)} steps until ESS < 1/2{span}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from dlc_sentinel import missing
 from dlc_sentinel.catalog import HORIZONS, OPEN_STATES, number, part
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Event, Json, RunSnapshot, Snapshot
@@ -67,7 +68,7 @@ def _run(run: RunSnapshot, now_s: float, since: int) -> dict[str, Json]:
         "verdict": text.name,
         "is_known": text.is_known,
         "is_trusted": text.is_known and basis not in ("mixed", "none"),
-        "meaning": text.line,
+        "meaning": missing.line(text.name, run.history),
         "advice": plain(head.get("advice") or text.do[0], 400),
         "state": plain(head.get("state") or "", 20),
         "since_step": head.get("since_step"),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from factories import Job, commands, of_kind
 from factories_streams import make_noise, make_policy, make_streams
+
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.diagnose import healthy
+from dlc_sentinel.core.facts import StepFacts
 
 BF16 = {"engine": "bfloat16", "trainer": "bfloat16"}
 
@@ -98,3 +104,21 @@ def test_rows_paired_wrongly_stay_so_for_as_long_as_they_are(job):
         job.step(step, s.train())
 
     assert open_now(job) == {"DATA/wrong_pairing"}
+
+
+@pytest.mark.parametrize(
+    ("basis", "action_ess", "bound_ess", "expected"),
+    [
+        ("exact", 0.9, math.nan, True),
+        ("calibrated", 0.9, math.nan, True),
+        ("exact", math.nan, math.nan, False),
+        ("mixed", 0.9, math.nan, False),
+        ("mixed", 0.9, 0.4, False),
+        ("mixed", math.nan, 0.95, True),
+        ("exact", math.nan, 0.95, True),
+    ],
+)
+def test_a_mixed_basis_is_healthy_only_where_the_lower_bound_of_its_ess_says_so(basis, action_ess, bound_ess, expected):
+    facts = StepFacts(3, 3, num_tokens=5000, basis=basis, action_ess=action_ess, bound_ess=bound_ess)
+
+    assert healthy([facts], Config()) is expected

@@ -11,7 +11,7 @@ from factories_job import CONFIG, TRAINER, live, stale_job, train
 import dlc_sentinel
 from dlc_sentinel.config import Config, Ess
 from dlc_sentinel.errors import TapeError
-from dlc_sentinel.offline.analyze import analyze, exit_code, replay
+from dlc_sentinel.offline.analyze import analyze, exit_code, judge, replay
 from dlc_sentinel.offline.export import export
 from dlc_sentinel.records import TOKEN_CAUSES, Hello, Rollout, Scalars, Source, StepEnd, Train
 
@@ -112,6 +112,13 @@ def test_a_tape_and_its_json_lines_give_the_same_steps_and_commands(tmp_path, re
 
     assert taped["steps"] == report["steps"] and taped["commands"] == report["commands"] != []
     assert taped["verdict"] == report["verdict"]
+
+
+def test_naming_a_run_of_a_file_that_holds_one_is_said_and_changes_nothing(file, report):
+    judged = judge(file, run="another")
+
+    assert judged.report == report
+    assert any("--run another chose nothing" in note for note in judged.notes)
 
 
 def test_lines_in_any_order_give_the_same_report(tmp_path, report):

@@ -274,6 +274,12 @@ def test_the_time_left_is_shown_while_the_horizon_is_still_above_one_half():
     assert "about 7 steps until ESS < 1/2 (4 to 12)" in text
 
 
+def test_a_forecast_whose_end_is_open_says_the_earliest():
+    text = page(make_run(step=make_step(forecast_steps={"low": 4.0, "mid": 7.0, "high": math.inf})))
+
+    assert "about 7 steps until ESS < 1/2 (4 at the earliest)" in text
+
+
 def test_open_findings_beyond_the_verdict_carry_their_own_advice():
     run = lagging(findings=(make_finding(), make_finding("DATA", kind="shift", advice="look at the last token")))
 

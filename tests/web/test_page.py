@@ -146,6 +146,12 @@ def test_a_verdict_that_proves_nothing_is_marked_as_not_known(sink, verdict):
     assert page_of(sink)["run"]["is_known"] is False
 
 
+def test_a_blind_page_says_which_number_is_missing(sink):
+    sink.publish(make_snapshot(make_run(verdict="BLIND", history=({"step": 1, "num_tokens": 12},))))
+
+    assert page_of(sink)["run"]["meaning"] == "cannot say: 12 of the 1,000 tokens that a verdict needs"
+
+
 def test_a_reward_that_the_stack_reports_becomes_a_curve(sink):
     scalars = ({"step": 1, "critic/rewards/mean": 0.2}, {"step": 2, "critic/rewards/mean": 0.3})
     sink.publish(make_snapshot(make_run(scalars=scalars)))

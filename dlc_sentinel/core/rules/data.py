@@ -22,6 +22,7 @@ TORN = {"offset": "shifted_rows", "wrong_pairing": "unpaired_rows", "broken_pref
 """Kinds in which whole rows are off: as bad as an engine that is as far off. Noise as large as the logprobs themselves
 makes some rows look like each of them, unless the streams of the other rows belong together beyond doubt."""
 MOST = 0.5
+"""More than this share of what can be affected is not chance."""
 CLEARLY = 0.8
 """Correlation that leaves no doubt."""
 SAME_OFFSET = 0.25

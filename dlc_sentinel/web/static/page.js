@@ -115,7 +115,7 @@
     const mark = { unknown: "?", ok: "✓", bad: "!" }[kind];
     const badge = el("span", `${mark} ${run.verdict}`, `badge ${kind}`);
     const title = el("p", undefined, "verdict");
-    title.append(badge, el("span", run.is_known ? run.meaning : `health not known: ${run.meaning}`));
+    title.append(badge, el("span", run.is_known ? run.meaning : `health not known; ${run.meaning}`));
     const since = run.since_step === null || run.since_step === undefined ? "" : ` · ${run.state} since step ${run.since_step}`;
     const facts = el("p", `run ${run.name} · ${run.model} · engine ${run.engines} · mode ${run.mode} · step ${run.last_step}${since}`, "soft");
     const advice = el("p", undefined, "do");

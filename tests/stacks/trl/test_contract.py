@@ -138,7 +138,7 @@ def test_the_numbers_of_a_command_get_the_names_they_have_in_a_stacks_log():
 
 
 def test_numbers_that_nobody_wants_any_more_end_their_thread():
-    from dlc_sentinel.integrations.verl_numbers import Numbers
+    from dlc_sentinel.integrations.job_numbers import Numbers
 
     before = set(threading.enumerate())
     numbers = Numbers("r", "http://127.0.0.1:9")
