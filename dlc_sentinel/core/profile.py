@@ -216,9 +216,10 @@ def _mislabelled(sample: Sequence[WholeRow]) -> float:
 
 
 def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], floor_rms: float, offset: int) -> FunctionOfLogp:
-    """The shape of trainer - engine, shifted back by `offset`, of rows whose streams belong together."""
-    if classes.get("unpaired_rows", 0.0) + classes.get("broken_rows", 0.0) > 0.0:
-        kept = [row for row in sample[:MAX_CLASSIFIED] if classify(row, floor_rms).kind not in ("unpaired", "broken")]
+    """The shape of trainer - engine, all shifted back by `offset` (0: no shifted row), of rows that belong together."""
+    torn = ("unpaired", "broken") if offset else ("unpaired", "broken", "shifted")
+    if any(classes.get(f"{kind}_rows", 0.0) for kind in torn):
+        kept = [row for row in sample[:MAX_CLASSIFIED] if classify(row, floor_rms).kind not in torn]
         if not kept:
             return FunctionOfLogp()
         sample = kept

@@ -345,6 +345,18 @@ def test_wrong_pairing_and_an_engine_that_is_off_are_two_faults(job):
     assert {"DATA/wrong_pairing", "ENGINE/level"} <= kinds(job, still_open=True)
 
 
+def test_broken_prefixes_and_an_engine_that_is_off_are_two_faults_and_no_growth_with_position(job):
+    def streams(step):
+        s = off(make_streams(step, rows=64, length=256), 0.2)
+        s.old[:16, 100:] = s.cur[:16, 100:] = make_policy((16, 156), s.rng)
+        return s
+
+    play(job, 14, lambda step: streams(step) if step >= 6 else make_streams(step, rows=64, length=256))
+
+    assert "DATA/broken_prefix" in kinds(job, still_open=True) and "ENGINE/position" not in kinds(job)
+    assert any(kind.startswith("ENGINE/") for kind in kinds(job, still_open=True))
+
+
 def cut(step):
     return make_sampled(step, lambda x: kept(log_softmax(x), top_p=0.8), log_softmax)
 
@@ -373,6 +385,18 @@ def test_a_shift_and_a_temperature_are_two_faults_of_a_noisy_engine_too():
     play(job, 6, streams)
 
     assert kinds(job) == {"DATA/offset", "TRANSFORM/temperature"}
+
+
+def test_a_cut_distribution_and_some_shifted_rows_are_two_faults(job):
+    def streams(step):
+        s = cut(step)
+        which = s.rows(0.3)
+        s.old[which] = shifted(s.old, 2, s.rng)[which]
+        return s
+
+    play(job, 8, streams)
+
+    assert kinds(job) == {"DATA/offset", "TRANSFORM/kept_mass"}
 
 
 def test_zeros_in_the_mask_make_no_cut_distribution(job):

@@ -36,6 +36,7 @@ KEYED = (0.02, 0.8)
 FEW_VALUES = 0.05
 """Distinct values of the engine, over the trainer's."""
 GROWS, STILL = 2.5, 1.5
+TORN_SHARE = 0.01
 DRIFT_WINDOWS, DRIFT_STEPS = 4, 5
 DRIFT_FLOORS, DRIFT_BEGUN, DRIFT_RISE = 1.5, 1.25, 1.4
 JUMP = 3.0
@@ -128,11 +129,13 @@ def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
 def _kind(history: Sequence[StepFacts]) -> str:
     """What about the engine is off, where the rows show it; compared with the oldest step that is remembered."""
     p, old = history[-1].profile, history[0]
+    # rows that are torn at some token are worse at their end, which says nothing of the engine
+    grows = p.place_ratio >= GROWS and not old.profile.place_ratio >= GROWS and p.broken_rows < TORN_SHARE
     shown = {
         "replica": bool(p.replica),
         "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
         "quantised": p.distinct < FEW_VALUES,
-        "position": p.place_ratio >= GROWS and not old.profile.place_ratio >= GROWS,
+        "position": grows,
         "low_probability": at_floor(old) and p.likely_rms <= STILL * old.profile.likely_rms,
         "tail": at_floor(old) and tail_alone(history),
     }
