@@ -21,7 +21,6 @@ RULES: tuple[Rule, ...] = (
     stale_engine, refused, structure, finish_reason, transform, label, engine, engine_changed, drift, trainer_noise,
     lag, learning, unwired, blind,
 )  # fmt: skip
-FILLED = ("exact_zeros", "masked_span")
 LIFTS_FLOOR = frozenset(("STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE"))
 """Verdicts of faults that make the discrepancy larger: what a run shows under one of them is not its floor."""
 
@@ -37,8 +36,6 @@ def diagnose(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 def _explained(found: list[Candidate], now: StepFacts) -> list[Candidate]:
     """Without the candidates that another one explains: a shifted stream is also far from its floor."""
     data = [c for c in found if c.verdict == "DATA" and c.kind not in FAULT_CAUSES]
-    if any(c.kind in FILLED for c in data):
-        found = [c for c in found if (c.verdict, c.kind) != ("TRANSFORM", "kept_mass")]
     if any(c.kind == "finish_reason" for c in data):
         found = [c for c in found if (c.verdict, c.kind) != ("LEARNING", "truncation")]
     if any(c.verdict == "STALE_ENGINE" for c in found):

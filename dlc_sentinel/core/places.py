@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlc_sentinel.core.probe import SAMPLE_TOKENS, WholeRow
+from dlc_sentinel.core.shape import PLACEHOLDER_NATS
 from dlc_sentinel.maths.cells import LOGP_EDGES
 from dlc_sentinel.records import F64, I64, Bool, Json
 
@@ -20,7 +21,6 @@ FAR_TOKEN_SCALES, FAR_TOKEN_FLOORS, FAR_TOKEN_NATS = 8.0, 3.0, 0.05
 MIN_BIN_TOKENS = 20
 MAX_SCALE = 6.0
 UNSURE_NATS = -0.05
-PLACEHOLDER_NATS = -1.0
 WILD_NATS = 20.0
 MODULI = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MIN_PLACED = 3

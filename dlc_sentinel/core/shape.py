@@ -20,6 +20,8 @@ MIN_TOKENS = 64
 UNSURE_NATS = -0.02
 RARE_NATS = -12.0
 CLIP = 50.0
+PLACEHOLDER_NATS = -1.0
+"""A logprob of exactly 0 in one stream, where the other is below this, was put there by hand: no transform makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ class FunctionOfLogp:
 
 
 def function_of_logp(engine_N: F64, trainer_N: F64) -> FunctionOfLogp:
-    """The shape of trainer - engine over sampled tokens; nan with fewer than 64 unsure ones."""
+    """The shape of trainer - engine over sampled tokens, fill-ins left out; nan with fewer than 64 unsure ones."""
+    filled_N = (engine_N == 0.0) != (trainer_N == 0.0)
+    if (np.minimum(engine_N, trainer_N)[filled_N] < PLACEHOLDER_NATS).any():
+        engine_N, trainer_N = engine_N[~filled_N], trainer_N[~filled_N]
     unsure_N = (engine_N < UNSURE_NATS) & (trainer_N < UNSURE_NATS) & (np.minimum(engine_N, trainer_N) > RARE_NATS)
     e_N, t_N = engine_N[unsure_N], trainer_N[unsure_N]
     if len(e_N) < MIN_TOKENS:

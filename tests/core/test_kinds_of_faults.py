@@ -399,6 +399,31 @@ def test_a_cut_distribution_and_some_shifted_rows_are_two_faults(job):
     assert kinds(job) == {"DATA/offset", "TRANSFORM/kept_mass"}
 
 
+def test_a_cut_distribution_and_requests_of_zeros_are_two_faults(job):
+    def streams(step):
+        s = cut(step)
+        s.engine[s.rows(0.1)] = 0.0
+        return s
+
+    play(job, 8, streams)
+
+    assert kinds(job) == {"DATA/exact_zeros", "TRANSFORM/kept_mass"}
+
+
+def test_a_temperature_and_zeros_in_the_mask_are_two_faults(job):
+    def streams(step):
+        tempered = lambda x: log_softmax(x / 0.7)  # noqa: E731  two sides, one line each
+        s = make_sampled(step, tempered, log_softmax, sampled_of=tempered)
+        s.engine[:20, 30:46] = 0.0
+        s.old[:20, 30:46] = s.cur[:20, 30:46] = -s.rng.exponential(4.0, (20, 16))
+        return s
+
+    play(job, 8, streams)
+
+    assert "TRANSFORM/temperature" in kinds(job, still_open=True)
+    assert kinds(job) <= {"TRANSFORM/temperature", "DATA/masked_span"}
+
+
 def test_zeros_in_the_mask_make_no_cut_distribution(job):
     def streams(step):
         s = make_streams(step, disc=0.03)
