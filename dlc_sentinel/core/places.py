@@ -14,6 +14,7 @@ import numpy as np
 from dlc_sentinel.core.probe import SAMPLE_TOKENS, WholeRow
 from dlc_sentinel.core.shape import PLACEHOLDER_NATS
 from dlc_sentinel.maths.cells import LOGP_EDGES
+from dlc_sentinel.maths.chance import chance_nats
 from dlc_sentinel.records import F64, I64, Bool, Json
 
 FAR_TOKEN_SCALES, FAR_TOKEN_FLOORS, FAR_TOKEN_NATS = 8.0, 3.0, 0.05
@@ -22,8 +23,14 @@ MIN_BIN_TOKENS = 20
 MAX_SCALE = 6.0
 UNSURE_NATS = -0.05
 WILD_NATS = 20.0
-MODULI = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+MODULI = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MIN_PLACED = 3
+SPECIAL_SHARE, SURE_NATS = 0.25, 9.0
+"""A place is special where so many of its tokens are far, beyond chance among so many places."""
+SECOND_SHARE = 0.2
+"""Of a chunk's edges the second at least holds so much of their far tokens, or there is but one (special: any)."""
+ABOUT = 0.9
+"""A multiple of a chunk that holds about as many far tokens is the chunk: strays fall on its parts, too."""
 WHOLE_SHARE = 0.9
 
 
@@ -126,17 +133,32 @@ def _placed(rows: Sequence[WholeRow], far_N: Bool, weight_N: F64) -> dict[str, J
     if edge_N.sum() >= MIN_PLACED:
         both = float(weight_N[far_N & edge_N].sum())
         out |= {"edge_far": both / float(weight_N[edge_N].sum()), "edge_of_far": both / far}
-    places = place_N[far_N]
-    if len(np.unique(places)) == 1:
-        return out | {"place": int(places[0])}
-    best, share = 0, 0.0
-    for modulus in MODULI:
-        counts = np.bincount(places % modulus, weight_N[far_N])
-        part = float(counts.max() / far)
-        several = len(np.unique(places[places % modulus == counts.argmax()])) > 1
-        if several and part >= share:
-            best, share = modulus, part
-    return out | {"modulus": best, "modulus_tokens": share}
+    return out | _at_places(place_N, far_N)
+
+
+def _at_places(place_N: I64, far_N: Bool) -> dict[str, Json]:
+    """One place or a chunk, of the tokens at hand: of the places that are far beyond chance, else of all far tokens."""
+    num_P, far_P = np.bincount(place_N), np.bincount(place_N, far_N.astype(np.float64))
+    share_P = far_P / np.maximum(num_P, 1)
+    sure_P = chance_nats(share_P, far_N.mean(), num_P) >= SURE_NATS + math.log(len(num_P))
+    special_P = sure_P & (share_P >= SPECIAL_SHARE) & (far_P >= MIN_PLACED)
+    out: dict[str, Json] = {}
+    if special_P.sum() == 1:
+        out = {"place": int(special_P.argmax()), "place_far": float(share_P[special_P][0])}
+    several = special_P.sum() > 1
+    if several:
+        far_P = np.where(special_P, far_P, 0.0)
+    shares = {modulus: _share_of_one_class(far_P, modulus, 0.0 if several else SECOND_SHARE) for modulus in MODULI}
+    share = max(shares.values())
+    best = max(modulus for modulus in MODULI if shares[modulus] >= ABOUT * share)
+    return out | {"modulus": best if share else 0, "modulus_tokens": shares[best], "modulus_seen": int(far_P.sum())}
+
+
+def _share_of_one_class(far_P: F64, modulus: int, second_share: float) -> float:
+    """Of the far tokens, the share at places of one remainder; 0 where these are all but one place."""
+    counts = np.bincount(np.arange(len(far_P)) % modulus, far_P)
+    second = np.sort(far_P[counts.argmax() :: modulus])[-2:-1]
+    return float(counts.max() / far_P.sum()) if (second > second_share * counts.max()).any() else 0.0
 
 
 def _starts(rows: Sequence[WholeRow]) -> tuple[I64, Bool]:

@@ -94,9 +94,13 @@ class Profile:
     modulus: int = 0
     """Far tokens sit at one place modulo this ..."""
     modulus_tokens: float = 0.0
-    """... this share of them."""
+    """... this share of them ..."""
+    modulus_seen: int = 0
+    """... of so many that were looked at."""
     place: int = -1
-    """The one place in the response at which all far tokens sit."""
+    """The one place in the response at which tokens are far beyond chance ..."""
+    place_far: float = NAN
+    """... this share of them."""
     edge_far: float = NAN
     """Share of first tokens after a masked span that are far."""
     edge_of_far: float = NAN

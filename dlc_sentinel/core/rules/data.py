@@ -9,6 +9,7 @@ from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.core.rules.base import AGREEING, CATASTROPHE_TOKENS, Candidate, View, apart, at_floor, rest_at_floor
+from dlc_sentinel.maths.chance import chance_nats
 from dlc_sentinel.records import Json
 
 FAULT_CAUSES = (
@@ -29,10 +30,10 @@ SAME_OFFSET = 0.25
 """Noise shifts rows, too, but each by another number; short rows have few to choose from."""
 ZERO_SHARE, ZERO_TOKENS = 5e-4, 4
 USUAL_TIMES = 5.0
-MIN_RATE, SURE_NATS = 1e-4, 9.0
+SURE_NATS = 9.0
 """A chance of 1e-4 in a step; two of three steps are asked for beside."""
-PLACED_SHARE = 0.6
 FAR_SHARE = 2e-4
+PLACED_SHARE = 0.6
 EDGE_SHARE = 0.5
 MISCOUNTED = 0.3
 ZERO_OF_FAR = 0.3
@@ -129,10 +130,10 @@ def _by_place(now: StepFacts) -> tuple[str, dict[str, Json]] | None:
     few_wild = p.wild_tokens * p.num_tokens >= ZERO_TOKENS and not at_floor(now) and rest_at_floor(now)
     if p.wild_tokens >= DATA_SHARE or few_wild:
         return "wild_values", evidence | {"share_of_tokens": p.wild_tokens}
-    if p.place >= 0:
-        return "one_place", evidence | {"place": p.place}
-    if p.modulus and p.modulus_tokens >= PLACED_SHARE:
+    if p.modulus and p.modulus_tokens >= PLACED_SHARE and _no_chance(p.modulus_tokens, 1 / p.modulus, p.modulus_seen):
         return "chunk_edge", evidence | {"modulus": p.modulus, "share_of_far_tokens": p.modulus_tokens}
+    if p.place >= 0:
+        return "one_place", evidence | {"place": p.place, "share_of_its_tokens": p.place_far}
     if p.edge_far >= CLASS_SHARE and p.edge_of_far >= EDGE_SHARE:
         return "turn_edge", evidence | {"share_of_edges": p.edge_far, "share_of_far_tokens": p.edge_of_far}
     if p.far_run >= RUN_TOKENS and p.far_tokens >= RUN_SHARE:
@@ -141,13 +142,8 @@ def _by_place(now: StepFacts) -> tuple[str, dict[str, Json]] | None:
 
 
 def _no_chance(share: float, usual: float, num: int) -> bool:
-    """True where so many of `num` rows would not be far at a rate of `usual`: with few rows, one of them often is.
-
-    Source: Chernoff's bound, P(share or more) <= exp(-num KL(share || usual)).
-    """
-    rate = min(max(usual, MIN_RATE), 0.5)
-    rest = (1.0 - share) * math.log((1.0 - share) / (1.0 - rate)) if share < 1.0 else 0.0
-    return num * (share * math.log(share / rate) + rest) >= SURE_NATS
+    """True where so many of `num` rows would not be far at a rate of `usual`: with few rows, one of them often is."""
+    return bool(chance_nats(share, usual, num) >= SURE_NATS)
 
 
 def finish_reason(history: Sequence[StepFacts], view: View) -> list[Candidate]:

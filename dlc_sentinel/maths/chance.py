@@ -1,0 +1,30 @@
+"""How unlikely a share is by chance: Chernoff's bound for a binomial count.
+
+    P(share or more of num | rate) <= exp(-num KL(share || rate)),   KL of two coins, nats
+
+Source: H. Chernoff, A measure of asymptotic efficiency for tests of a hypothesis, 1952.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dlc_sentinel.maths.arrays import F64
+
+MIN_RATE, MAX_RATE = 1e-4, 0.5
+
+
+def chance_nats(share: ArrayLike, rate: ArrayLike, num: ArrayLike) -> F64:
+    """num KL(share || rate), nats; 0 where the share is not above the rate, nan where it is nan.
+
+    share, rate: 0..1; the rate is kept within 1e-4 (what was never seen may come) .. 0.5. num: trials. Any shapes that
+    broadcast.
+    """
+    s, n = np.asarray(share, np.float64), np.asarray(num, np.float64)
+    r = np.clip(np.asarray(rate, np.float64), MIN_RATE, MAX_RATE)
+    rest = 1.0 - s
+    hits = s * np.log(np.maximum(s, MIN_RATE) / r)
+    misses = rest * np.log(np.maximum(rest, np.finfo(np.float64).tiny) / (1.0 - r))
+    found: F64 = np.where(s <= r, 0.0, n * (hits + misses))
+    return found
