@@ -138,7 +138,8 @@ def _placed(rows: Sequence[WholeRow], far_N: Bool, weight_N: F64) -> dict[str, J
 
 def _at_places(place_N: I64, far_N: Bool) -> dict[str, Json]:
     """One place or a chunk, of the tokens at hand: of the places that are far beyond chance, else of all far tokens."""
-    num_P, far_P = np.bincount(place_N), np.bincount(place_N, far_N.astype(np.float64))
+    num_P = np.bincount(place_N)
+    far_P: F64 = np.bincount(place_N, far_N).astype(np.float64)
     share_P = far_P / np.maximum(num_P, 1)
     sure_P = chance_nats(share_P, far_N.mean(), num_P) >= SURE_NATS + math.log(len(num_P))
     special_P = sure_P & (share_P >= SPECIAL_SHARE) & (far_P >= MIN_PLACED)
