@@ -98,8 +98,8 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "The first token is off on many rows: is the boundary of the prompt the same on both sides?"
     ),
     ("DATA", "one_place"): (
-        "All tokens that are off sit at one place in the response: look for a boundary there (chunk, packing, "
-        "cache block)."
+        "At one place in the response far more tokens are off than anywhere else: look for a boundary there (chunk, "
+        "packing, cache block)."
     ),
     ("DATA", "wild_values"): (
         "Some tokens are more than 20 nats apart: one side's value is a fill-in, an underflow or of another "
