@@ -1,4 +1,4 @@
-"""Which versions a step's tokens are of, how old they are, and the total ratio by age; bounded whatever the labels are.
+"""Which versions a step's tokens are of, how old they are, and log ratios by age; bounded whatever the labels are.
 
 Axes: K version spans.
 """
@@ -12,10 +12,10 @@ import numpy as np
 from dlc_sentinel.core.tokens import MAX_VERSIONS, Tokens
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE
 from dlc_sentinel.maths.running import SquareSum
-from dlc_sentinel.records import F64, UNKNOWN_VERSION
+from dlc_sentinel.records import F64, UNKNOWN_VERSION, Bool
 
 MAX_AGES = 8
-"""Ages whose total is kept: the youngest, on which the effect of a RESYNC is judged."""
+"""Ages whose ratio is kept: the youngest, on which the effect of a RESYNC is judged."""
 
 
 class VersionTally:
@@ -72,22 +72,23 @@ class VersionTally:
         return {str(v): (num, len(self._groups[v])) for v, num in self._tokens.items()}
 
 
-class FirstTotals:
-    """Total ratio by age over the step's lowest update only: the state right after a sync shows there."""
+class FirstByAge:
+    """A log ratio by age over the step's lowest update only: the state right after a sync shows there."""
 
     def __init__(self) -> None:
         self._update: int | None = None
         self._by_age: dict[int, SquareSum] = {}
 
-    def add(self, tokens: Tokens, total_N: F64) -> None:
+    def add(self, tokens: Tokens, x_N: F64, which_K: Bool | None = None) -> None:
+        """`which_K`: spans that count (None: all)."""
         if self._update is not None and self._update < tokens.update:
             return
         if self._update != tokens.update:
             self._update, self._by_age = tokens.update, {}
-        age_K = tokens.span_age_K
+        age_K = tokens.span_age_K if which_K is None else np.where(which_K, tokens.span_age_K, UNKNOWN_AGE)
         for age in np.unique(age_K[age_K != UNKNOWN_AGE])[:MAX_AGES].tolist():
             at_K = age_K == age
-            part = total_N if at_K.all() else total_N[np.repeat(at_K, tokens.span_length_K)]
+            part = x_N if at_K.all() else x_N[np.repeat(at_K, tokens.span_length_K)]
             self._by_age.setdefault(age, SquareSum()).add(part)
         for age in sorted(self._by_age)[MAX_AGES:]:
             del self._by_age[age]

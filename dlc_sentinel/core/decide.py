@@ -19,6 +19,7 @@ from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.effect import Pending
 from dlc_sentinel.core.facts import StepFacts, no_nan
+from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.core.rules.base import (
     ABOVE_FLOOR,
     MIN_ENGINE_NATS,
@@ -121,6 +122,7 @@ class Decider:
             resync_pending=s.pending is not None,
             stale_refuted=s.stale_refuted,
             stale_proven=s.stale_proven,
+            stale_untested=s.stale_tried and s.pending is None and not (s.stale_refuted or s.stale_proven),
             hopeless_queue=s.queue_rounds >= QUEUE_ROUNDS,
         )
 
@@ -227,7 +229,8 @@ class Decider:
             low = facts.action_ess
             reason = f"lag ESS_{horizon} {low:.2f} < {self._config.ess.threshold:g} at step {facts.step}"
         else:
-            reason = f"rows labelled current are {facts.current.rms:.3g} nats off, floor {facts.floor_rms:.2g}"
+            which = "labelled current" if facts.current.num >= MIN_TOKENS else "at the weights of their label"
+            reason = f"rows {which} are {engine_values(facts).rms:.3g} nats off, floor {facts.floor_rms:.2g}"
         command = Command(
             id=self._next_id("RESYNC"), run=self._run, kind="RESYNC", action=action, reset_cache=reset_cache,
             reason=reason, evidence=dict(finding.evidence) if finding else {f"lag_ess_{horizon}": facts.action_ess},
@@ -237,7 +240,7 @@ class Decider:
         s.last_sent_step = facts.step
         s.sent_steps = [step for step in s.sent_steps if step > facts.step - CHATTY_STEPS] + [facts.step]
         if self._sends:
-            asked = facts.current.rms if rule == "b" else math.nan
+            asked = engine_values(facts).rms if rule == "b" else math.nan
             s.pending = Pending(command.id, rule, action, facts.step, command.expires_step, facts.version, asked)
             s.last_drop = (s.last_drop[0], int(facts.age_max) if facts.age_max >= 0 else 0)
         else:
@@ -328,8 +331,9 @@ class Decider:
             if age in s.calm_total or len(s.calm_total) < MAX_CALM_AGES:
                 s.calm_total[age] = [*s.calm_total.get(age, []), rms][-HISTORY:]
         # What a RESYNC showed holds for a level that hovers about the line, too.
-        back = facts.step > s.off_step + LASTING_STEPS or facts.current.rms <= QUIET_FLOORS * facts.floor_rms
-        if facts.current.num and back and facts.step > s.count_after + FLAG_STEPS:
+        values = engine_values(facts)
+        back = facts.step > s.off_step + LASTING_STEPS or values.rms <= QUIET_FLOORS * facts.floor_rms
+        if values.num and back and facts.step > s.count_after + FLAG_STEPS:
             s.stale_tried = s.resync_without_effect = s.stale_refuted = s.stale_proven = False
 
     def _judge(self, facts: StepFacts, pending: Pending) -> list[Decision]:
@@ -346,14 +350,23 @@ class Decider:
         self._end_pending(facts.step, drain_version=pending.acked_version)
         if pending.action == "drop_stale":
             self.state.last_drop = (facts.step, self.state.last_drop[1])
-        total, limit = pending.total_rms, self._limit(facts, pending)
-        down = pending.youngest_age != 0 or math.isnan(total) or total <= limit
-        return [self._down(pending, total, limit) if down else self._not_down(facts, pending, total, limit)]
+        seen, limit = pending.first_rms, self._limit(facts, pending)
+        if math.isnan(seen) or not (pending.youngest_age == 0 or (pending.of_engine and facts.engine_first)):
+            self._worked(pending)
+            text = f"{pending.id}: delivered, rows of version {pending.acked_version} arrived"
+            return [Decision("effect", text, outcome="worked")]
+        what = "discrepancy" if pending.of_engine and facts.engine_first else "total"
+        if seen > limit:
+            return [self._not_down(facts, pending, f"{what} rms {seen:.3g} > {limit:.3g} nats on new rows", seen)]
+        self._worked(pending)
+        text = f"{pending.id}: worked, {what} rms {seen:.3g} <= {limit:.3g} nats on new rows"
+        return [Decision("effect", text, outcome="worked")]
 
     def _limit(self, facts: StepFacts, pending: Pending) -> float:
-        """rms of the total, nats, up to which a RESYNC has worked."""
+        """rms of the total, or of the discrepancy where that is in question, nats, up to which a RESYNC has worked."""
         factor = self._config.act.effect_factor
-        calm = self.state.calm_total.get(str(pending.youngest_age), [])
+        is_total = not pending.of_engine or pending.youngest_age == 0 or not facts.engine_first
+        calm = self.state.calm_total.get(str(pending.youngest_age), []) if is_total else []
         expected = factor * median(calm) if calm else CALM_NATS_FACTOR * facts.floor_rms
         if math.isnan(pending.issued_rms):
             # Below this no rule calls an engine stale: numerics that move with the policy are no failed sync.
@@ -362,28 +375,23 @@ class Decider:
         line = max(ABOVE_FLOOR * facts.floor_rms, MIN_ENGINE_NATS)
         return max(expected, min(line, pending.issued_rms / FELL))
 
-    def _down(self, pending: Pending, total: float, limit: float) -> Decision:
+    def _worked(self, pending: Pending) -> None:
         s = self.state
         s.resync_without_effect = False
         if pending.rule == "b":
             s.stale_tried, s.worked_step = False, s.count_after
         else:
             s.fails_in_row = 0
-        if pending.youngest_age == 0 and not math.isnan(total):
-            text = f"{pending.id}: worked, total rms {total:.3g} <= {limit:.3g} nats on new rows"
-        else:
-            text = f"{pending.id}: delivered, rows of version {pending.acked_version} arrived"
-        return Decision("effect", text, outcome="worked")
 
-    def _not_down(self, facts: StepFacts, pending: Pending, total: float, limit: float) -> Decision:
+    def _not_down(self, facts: StepFacts, pending: Pending, seen: str, rms: float) -> Decision:
         s = self.state
         s.fails_in_row += 1
         if pending.rule == "a":
             s.resync_without_effect = True
         else:
-            s.stale_proven = facts.repeated_checksum or self._explained_by_movement(total)
+            s.stale_proven = facts.repeated_checksum or self._explained_by_movement(rms)
             s.stale_refuted = not s.stale_proven
-        return self._failed(f"{pending.id}: no effect, total rms {total:.3g} > {limit:.3g} nats on new rows")
+        return self._failed(f"{pending.id}: no effect, {seen}")
 
     def _failed(self, text: str) -> Decision:
         s = self.state
@@ -392,10 +400,10 @@ class Decider:
             text += f"; {s.fails_in_row} in a row: breaker open, `dlc-sentinel actions reset` closes it"
         return Decision("breaker" if s.breaker_open else "effect", text, outcome="failed")
 
-    def _explained_by_movement(self, total: float) -> bool:
+    def _explained_by_movement(self, rms: float) -> bool:
         s, factor = self.state, self._config.act.effect_factor
         moved = (s.displacement_nats, s.displacement_quiet_nats)
-        return any(nats > 0 and total / factor <= nats <= total * factor for nats in moved)
+        return any(nats > 0 and rms / factor <= nats <= rms * factor for nats in moved)
 
     def _end_pending(self, step: int, *, drain_version: int = UNKNOWN_VERSION) -> None:
         s = self.state

@@ -32,23 +32,29 @@ class Pending:
     first_tokens: int = 0
     """Their tokens at that age in the first updates of steps ..."""
     first_square_sum: float = 0.0
-    """... and the sum of squares of their total, nats^2."""
+    """... and the sum of squares of their total, or (`of_engine`, exact rows) of their discrepancy, nats^2."""
 
     def take(self, facts: StepFacts) -> None:
         """Adds the step's rows at or after the acknowledged version."""
         tokens, groups = facts.tokens_since(self.acked_version)
         self.tokens += tokens
         self.groups += groups
-        new = [int(age) for age in facts.total_first if facts.version - int(age) >= self.acked_version]
+        by_age = facts.engine_first if self.of_engine and facts.engine_first else facts.total_first
+        new = [int(age) for age in by_age if facts.version - int(age) >= self.acked_version]
         if not new or (self.first_tokens and min(new) > self.youngest_age):
             return
         if min(new) != self.youngest_age:
             self.youngest_age, self.first_tokens, self.first_square_sum = min(new), 0, 0.0
-        num, rms = facts.total_first[str(self.youngest_age)]
+        num, rms = by_age[str(self.youngest_age)]
         self.first_tokens += num
         self.first_square_sum += rms * rms * num
 
     @property
-    def total_rms(self) -> float:
-        """rms of the total over those rows, nats; nan before any came."""
+    def of_engine(self) -> bool:
+        """The engine is in question: the discrepancy tells, at any age. Where lag is, the total at age 0 does."""
+        return self.rule == "b"
+
+    @property
+    def first_rms(self) -> float:
+        """rms of the total (of the discrepancy) over those rows, nats; nan before any came."""
         return math.sqrt(self.first_square_sum / self.first_tokens) if self.first_tokens else math.nan

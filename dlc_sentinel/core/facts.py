@@ -101,7 +101,9 @@ class StepFacts:
     unmoved: Values = Values()
     """Lag of rows of age 0 in the first update, before any weight moved: the trainer against itself."""
     total_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """age -> (tokens, rms of total) in the step's first update."""
+    """age -> (tokens, rms of total) in the step's first update ..."""
+    engine_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """... and the same of the discrepancy, of exact rows."""
     by_version: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Generator version -> (tokens, groups) trained on."""
     aged_tokens: int = 0

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from dlc_sentinel.config import Config
-from dlc_sentinel.core.ages import FirstTotals, VersionTally
+from dlc_sentinel.core.ages import FirstByAge, VersionTally
 from dlc_sentinel.core.calibration import StepCalibration
 from dlc_sentinel.core.facts import NAN, Basis, ClosedStep, StepFacts, Values
 from dlc_sentinel.core.lagfacts import LagSums, calibrated_action, values_of, with_calibrated_lag, with_exact_lag
@@ -70,7 +70,8 @@ class StepWindow:
         self._unmoved = SquareSum()
         self.probe = Probe(thins[0])
         self._calibration = StepCalibration(thins[1])
-        self._total_first = FirstTotals()
+        self._total_first = FirstByAge()
+        self._engine_first = FirstByAge()
         self._versions = VersionTally()
         self._groups: set[int] = set()
         self._num_rows = 0
@@ -143,6 +144,7 @@ class StepWindow:
                 self.probe.add(tokens, disc_N, tokens.gen_N, tokens.row_exact_S, exact=True)
         mixed_kv_K = _later_spans(tokens)
         self._discrepancy.add(_pick(disc_N, tokens, tokens.span_exact_K & ~mixed_kv_K))
+        self._engine_first.add(tokens, disc_N, tokens.span_exact_K & ~mixed_kv_K)
         if mixed_kv_K.any():
             self._stale_kv.add(_pick(disc_N, tokens, tokens.span_exact_K & mixed_kv_K))
         ages = tokens.span_age_K
@@ -217,6 +219,7 @@ class StepWindow:
             current=Values(rms=self._current.rms, num=self._current.num),
             unmoved=Values(rms=self._unmoved.rms, num=self._unmoved.num),
             total_first=self._total_first.public(),
+            engine_first=self._engine_first.public(),
             by_version=self._versions.by_version(),
             aged_tokens=self._aged_tokens,
             aged_moved=self._aged_moved,

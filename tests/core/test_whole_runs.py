@@ -141,6 +141,51 @@ def test_undelivered_weights_are_suspected_resynced_once_then_proven_and_abort_i
     assert states[0] == "suspected" and states[-1] == "confirmed"
 
 
+def undelivered_async(job, steps, age, *, checksum, answered=True):
+    """As `undelivered`, in a stack that never trains on current rows; RESYNCs are answered or not."""
+    for step in range(steps):
+        stuck = max(step - 20, 0)
+        disc, made = max(1e-3, 0.03 * stuck), max(step - age, 0)
+        events = job.step(step, gen_version=made, disc=disc, lag=0.01 * age, scalars={"lr": 1e-3, "grad_norm": 1.0})
+        if answered:
+            job.synced(step + 1, step, checksum=checksum(step))
+        for command in commands(events):
+            if command["kind"] == "RESYNC" and command["sent"] and answered:
+                job.ack(command, version=step + 1, step=step)
+
+
+@pytest.mark.parametrize("age", [1, 3])
+def test_undelivered_weights_are_proven_where_no_row_is_ever_current(age):
+    job = Job()
+
+    undelivered_async(job, 50, age, checksum=lambda step: f"c{min(step, 20)}")
+
+    assert [(c["kind"], c["action"]) for c in job.report()["commands"]] == [("RESYNC", "sync_weights"), ("ABORT", None)]
+    assert job.report()["verdict"] == "STALE_ENGINE"
+    assert {f["verdict"] for f in job.report()["findings"]} == {"STALE_ENGINE"}
+
+
+@pytest.mark.parametrize("age", [1, 3])
+def test_an_engine_that_drifts_where_no_row_is_ever_current_is_refuted_as_stale(age):
+    job = Job()
+
+    undelivered_async(job, 50, age, checksum=lambda step: f"c{step}")
+
+    assert [c["kind"] for c in job.report()["commands"]] == ["RESYNC"]
+    assert job.report()["verdict"] == "ENGINE"
+    assert [f["state"] for f in job.report()["findings"] if f["verdict"] == "STALE_ENGINE"] == ["superseded"]
+
+
+def test_a_resync_that_nobody_answers_tests_nothing_and_the_suspicion_stands():
+    job = Job()
+
+    undelivered_async(job, 80, 1, checksum=None, answered=False)
+
+    assert [c["kind"] for c in job.report()["commands"]] == ["RESYNC"]
+    assert job.report()["verdict"] == "STALE_ENGINE"
+    assert {f["verdict"] for f in job.report()["findings"]} == {"STALE_ENGINE"}
+
+
 def test_in_resync_mode_an_abort_is_said_and_not_sent():
     job = Job(mode="resync")
     undelivered(job, 40, checksum=lambda step: f"c{min(step, 10)}")

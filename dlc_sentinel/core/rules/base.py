@@ -50,6 +50,8 @@ class View:
     """The effect of a RESYNC is not judged yet."""
     stale_refuted: bool = False
     """A RESYNC with cache reset changed nothing and nothing proves undelivered weights."""
+    stale_untested: bool = False
+    """One was asked for, but nobody answered, or nothing is sent: the suspicion stands."""
     stale_proven: bool = False
     """... and something does."""
     hopeless_queue: bool = False
@@ -116,25 +118,27 @@ def wants_drop(facts: StepFacts, config: Config) -> bool:
 
 
 def rising(history: Sequence[StepFacts]) -> tuple[int, float]:
-    """(step since which the current rows' discrepancy has been rising, ratio last/first), or (-1, nan).
+    """(step since which the discrepancy (see `engine_values`) has been rising, ratio last/first), or (-1, nan).
 
-    Rising: of all pairs among the last 6 steps with current rows, at least 80 % are in order, the ratio is > 1.1, and
+    Rising: of all pairs among the last 6 steps with such rows, at least 80 % are in order, the ratio is > 1.1, and
     no single step makes most of the way: a jump between two levels is a change, not a rise. Or the same of 4 windows
     of 5 steps, all in order, the ratio > 1.4. Weights that stay behind move all tokens, and from the floor on: where
     the tail alone rises, or the engine was off before, nothing is rising.
     """
-    seen = [f for f in history if f.current.num >= MIN_TOKENS]
+    seen = [f for f in history if engine_values(f).num >= MIN_TOKENS]
     if seen and not at_floor(history[-1]) and (tail_alone(history) or _was_off(seen)):
         return -1, math.nan
     steps, span = seen[-(RISING_STEPS + 1) :], seen[-WINDOWS * WINDOW_STEPS :]
     if len(steps) <= RISING_STEPS:
         return -1, math.nan
-    values = [f.current.rms for f in steps]
+    values = [engine_values(f).rms for f in steps]
     if _rises(values, RISING_PAIRS, RISING_RATIO):
         return _since(steps, values[0]), values[-1] / max(values[0], 1e-12)
     if len(span) < WINDOWS * WINDOW_STEPS:
         return -1, math.nan
-    levels = [median(f.current.rms for f in span[i : i + WINDOW_STEPS]) for i in range(0, len(span), WINDOW_STEPS)]
+    levels = [
+        median(engine_values(f).rms for f in span[i : i + WINDOW_STEPS]) for i in range(0, len(span), WINDOW_STEPS)
+    ]
     if _rises(levels, 1.0, WINDOWS_RATIO):
         return _since(span, levels[0]), levels[-1] / max(levels[0], 1e-12)
     return -1, math.nan
@@ -145,7 +149,7 @@ def _was_off(seen: Sequence[StepFacts]) -> bool:
     at = next((i for i in range(len(seen), 0, -1) if at_floor(seen[i - 1])), 0)
     if at in (0, len(seen)):
         return at == 0
-    values = [f.current.rms for f in seen]
+    values = [engine_values(f).rms for f in seen]
     since = (values[-1] - values[at]) / max(len(values) - 1 - at, 1)
     at_once = values[at] >= LEFT_RATIO * values[at - 1]
     return at_once and values[at] - values[at - 1] > LEFT_TIMES * max(since, 0.0)
@@ -154,14 +158,14 @@ def _was_off(seen: Sequence[StepFacts]) -> bool:
 def _rises(values: Sequence[float], in_order: float, ratio: float) -> bool:
     pairs = list(combinations(values, 2))
     ordered = sum(b > a for a, b in pairs) >= in_order * len(pairs)
-    return ordered and values[-1] >= ratio * max(values[0], 1e-12) and not _is_jump(values)
+    return ordered and values[-1] >= ratio * max(values[0], 1e-12) and not is_jump(values)
 
 
 def _since(seen: Sequence[StepFacts], first: float) -> int:
-    return next((f.step for f in seen if f.current.rms > RISE_BEGUN * first), seen[0].step)
+    return next((f.step for f in seen if engine_values(f).rms > RISE_BEGUN * first), seen[0].step)
 
 
-def _is_jump(values: Sequence[float]) -> bool:
+def is_jump(values: Sequence[float]) -> bool:
     """True when one step makes most of the way from the first value to the last."""
     steps = [b - a for a, b in pairwise(values)]
     return max(steps) > JUMP_SHARE * (values[-1] - values[0])

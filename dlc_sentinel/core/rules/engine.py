@@ -18,6 +18,7 @@ from dlc_sentinel.core.rules.base import (
     at_floor,
     disagree,
     engine_values,
+    is_jump,
     moved,
     resumed,
     rising,
@@ -44,8 +45,13 @@ JUMP = 3.0
 
 
 def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    """Rows off at the weights of their label as weights that stay behind make them: from the floor on, more and more.
+
+    Where a stack never trains on current rows, those of any age tell it: their label's weights are known, too.
+    """
     now = history[-1]
-    if view.stale_refuted or now.current.num < MIN_TOKENS:
+    values = engine_values(now)
+    if view.stale_refuted or values.num < MIN_TOKENS:
         return []
     since, ratio = rising(history)
     elevated = not at_floor(now)
@@ -60,14 +66,16 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     if elevated and since >= 0 and has_moved:
         reasons["rising_since_step"] = since
         reasons["rise_ratio"] = ratio
-    if now.repeated_checksum and now.current.rms > 1.5 * now.floor_rms and has_moved:
+    if now.repeated_checksum and values.rms > 1.5 * now.floor_rms and has_moved:
         reasons["repeated_checksum"] = True
     if view.resync_without_effect and elevated:
         reasons["resync_without_effect"] = True
+    if view.stale_untested and elevated:
+        reasons["resync_not_answered"] = True
     if not reasons and not (view.stale_proven and elevated):
         return []
     kind = "never_delivered" if now.repeated_checksum else "after_resume" if fresh else "stale_or_drift"
-    reasons |= {"current_rms_nats": now.current.rms, "floor_rms_nats": now.floor_rms, "tokens": now.current.num}
+    reasons |= {"current_rms_nats": values.rms, "floor_rms_nats": now.floor_rms, "tokens": values.num}
     sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
     since = since if since >= 0 else now.step
     advice = ADVICE["STALE_ENGINE", kind]
@@ -105,7 +113,7 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     )
     if view.stale_refuted:
         kind = "drift_or_undelivered"
-    elif rising(history)[0] >= 0 or now.repeated_checksum or view.resync_without_effect or view.resync_pending:
+    elif rising(history)[0] >= 0 or now.repeated_checksum or _is_being_tried(view):
         return []  # the STALE_ENGINE rule has it until its one RESYNC is judged
     else:
         kind = _kind(history)
@@ -118,6 +126,10 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     }
     # what is refuted takes the place of the other finding in the same step, or the run would look healthy between them
     return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic, at_once=view.stale_refuted)]
+
+
+def _is_being_tried(view: View) -> bool:
+    return view.resync_without_effect or view.resync_pending or view.stale_untested
 
 
 def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
@@ -157,7 +169,7 @@ def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     wanted = CHANGE_RATIO if len(seen) - since >= CHANGE_KNOWN else CHANGE_EARLY
     if least < CHANGE_NATS or least**2 < wanted * before**2:
         return []
-    if rising(history)[0] >= 0 or now.repeated_checksum or view.resync_without_effect or view.resync_pending:
+    if rising(history)[0] >= 0 or now.repeated_checksum or _is_being_tried(view):
         return []  # as above
     ratio = seen[-since].engine_change
     evidence: dict[str, Json] = {
@@ -186,7 +198,7 @@ def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """Current rows move away from the floor slowly, and have stayed above it for three windows of steps."""
     now = history[-1]
     seen = [engine_values(f).rms for f in history if engine_values(f).num >= MIN_TOKENS]
-    if len(seen) < DRIFT_WINDOWS * DRIFT_STEPS or view.stale_proven or view.resync_pending:
+    if len(seen) < DRIFT_WINDOWS * DRIFT_STEPS or view.stale_proven or view.resync_pending or view.stale_untested:
         return []
     last = seen[-DRIFT_WINDOWS * DRIFT_STEPS :]
     levels = [
@@ -197,5 +209,5 @@ def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     if not above or levels[-1] < max(DRIFT_FLOORS * now.floor_rms, MIN_ENGINE_NATS, DRIFT_RISE * levels[0]):
         return []
     evidence: dict[str, Json] = {"rms_nats": levels[-1], "rms_before_nats": levels[0], "floor_rms_nats": now.floor_rms}
-    kind = "tail" if tail_alone(history) else "drift"
+    kind = "tail" if tail_alone(history) else "level" if is_jump(levels) else "drift"
     return [Candidate("ENGINE", kind, 0.8, ADVICE["ENGINE", kind], evidence)]
