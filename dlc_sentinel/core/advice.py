@@ -131,6 +131,11 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "One side's logprobs are at another temperature: score both at the one that sampled (`temperature` in "
         "the evidence is trainer over engine). Do not divide logprobs by T: divide logits."
     ),
+    ("TRANSFORM", "unreported"): (
+        "The engine samples at this temperature or cut but reports logprobs of the whole distribution at 1: neither "
+        "stream is of the policy that sampled, so no ratio here is right. Set logprobs_mode=processed_logprobs and "
+        "score alike in the trainer, or sample at temperature 1 without a cut."
+    ),
     ("LABEL", "future_version"): (
         "Rows carry versions newer than the trainer's: does the tag count calls instead of updates? Stamp the "
         "version in the engine when the token is generated."

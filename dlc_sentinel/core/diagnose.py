@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.core.rules.base import SEVERITY, Candidate, Rule, View, rest_at_floor
+from dlc_sentinel.core.rules.base import SEVERITY, UNREPORTED, Candidate, Rule, View, rest_at_floor
 from dlc_sentinel.core.rules.data import FAULT_CAUSES, MOST, TORN, finish_reason, refused, structure
 from dlc_sentinel.core.rules.engine import drift, engine, engine_changed, stale_engine, trainer_noise
 from dlc_sentinel.core.rules.label import label
@@ -41,7 +41,7 @@ def _explained(found: list[Candidate], now: StepFacts) -> list[Candidate]:
     if any(c.verdict == "STALE_ENGINE" for c in found):
         found = [c for c in found if c.verdict != "ENGINE" or c.catastrophic]
     whole = [c for c in data if c.kind != "finish_reason" and not _others_off(c.kind, now)]
-    if not [c for c in found if c in whole or c.verdict in ("TRANSFORM", "LABEL")]:
+    if not [c for c in found if c in whole or (c.verdict in ("TRANSFORM", "LABEL") and c.kind != UNREPORTED)]:
         return found
     wild = any(c.verdict == "ENGINE" and c.catastrophic for c in found)
     kept = [c for c in found if c.verdict not in ("ENGINE", "STALE_ENGINE")]

@@ -6,7 +6,7 @@ chunks of a long sequence for their rest, trainer rows for their rollouts, rollo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from dlc_sentinel.core.rows import (
     pack,
     pass_through,
 )  # fmt: skip
-from dlc_sentinel.records import F32, Bool, Rollout, Train
+from dlc_sentinel.records import F32, Bool, Json, Rollout, Train
 
 CONFLICT_NATS = 1e-6
+MAX_SAMPLINGS = 16
 
 Refuse = Callable[[int, str, int], None]
 """refuse(step, cause, tokens); step -1 = no step known."""
@@ -49,6 +50,7 @@ class Join:
         self.num_bytes = 0
         self.unused_tokens = 0
         """Tokens of rollouts that no trainer ever asked for (dropped groups are normal): run-level, never a fault."""
+        self._sampling: dict[str, Mapping[str, Json]] = {}
 
     # -- trainer side ------------------------------------------------------------------------------------------------
 
@@ -148,6 +150,8 @@ class Join:
             if last > rollout.length:
                 return None
             rollout.used = True
+            if rollout.sampling and len(self._sampling) < MAX_SAMPLINGS:
+                self._sampling[repr(rollout.sampling)] = rollout.sampling
             row.replica = row.replica or rollout.replica
             spans += [(start - first + length, version) for start, version in clip_spans(rollout.spans, first, last)]
             pieces.append(rollout.array()[first:last])
@@ -175,7 +179,8 @@ class Join:
             start, end = int(record.offsets_S1[index]), int(record.offsets_S1[index + 1])
             rollout = self._generated.get(name)
             if rollout is None:
-                rollout = self._generated[name] = Generated(step, record.source.replica)
+                sampling = record.sampling[index] if record.sampling else None
+                rollout = self._generated[name] = Generated(step, record.source.replica, sampling)
                 self.num_bytes += rollout.num_bytes
             at = int(record.token_offset_S[index])
             if rollout.final or at != rollout.length:
@@ -205,6 +210,12 @@ class Join:
                 self.num_bytes -= row.num_bytes
                 if self._complete(row):
                     yield row
+
+    def take_sampling(self) -> list[Mapping[str, Json]]:
+        """How rows trained on since the last call were sampled, each way once; others (evaluation) do not count."""
+        found = list(self._sampling.values())
+        self._sampling.clear()
+        return found
 
     # -- bounds ------------------------------------------------------------------------------------------------------
 

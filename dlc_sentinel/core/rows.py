@@ -5,13 +5,13 @@ Axes: S sequences, N tokens packed over them, K version spans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 
-from dlc_sentinel.records import F32, I64, UNKNOWN_VERSION, Bool, OldIs, Train
+from dlc_sentinel.records import F32, I64, UNKNOWN_VERSION, Bool, Json, OldIs, Train
 
 ROW_OVERHEAD_BYTES = 400
 
@@ -91,6 +91,8 @@ class Generated:
 
     born_step: int
     replica: str
+    sampling: Mapping[str, Json] | None = None
+    """How it was sampled, as the engine says."""
     logprobs: list[F32] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
     length: int = 0

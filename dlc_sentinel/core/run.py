@@ -24,7 +24,8 @@ from dlc_sentinel.core.parts import discrepancy_by
 from dlc_sentinel.core.probe import Probe
 from dlc_sentinel.core.producers import Producer, Producers
 from dlc_sentinel.core.profile import profile_of
-from dlc_sentinel.core.settings import warnings
+from dlc_sentinel.core.rules.base import UNREPORTED
+from dlc_sentinel.core.settings import unreported, warnings
 from dlc_sentinel.core.tokens import Tokens
 from dlc_sentinel.core.trend import with_trend
 from dlc_sentinel.core.window import StepWindow
@@ -147,7 +148,10 @@ class RunMonitor:
         if record.source.role == "engine":
             self._engines.add(record.source.replica)
         self._floors.note_dtypes(record.dtypes)
-        self._settings[record.source.role].update(record.sampling)
+        return self._told(record.source.role, record.sampling, now_s)
+
+    def _told(self, role: str, settings: Mapping[str, Json], now_s: float) -> list[Event]:
+        self._settings[role].update(settings)
         new = [t for t in warnings(self._settings["engine"], self._settings["trainer"]) if t not in self._warned]
         self._warned.update(new)
         return [self._ledger.event("note", text, "WARN", now_s, self._last_closed) for text in new]
@@ -315,6 +319,7 @@ class RunMonitor:
     def _close(self, step: int, now_s: float) -> list[Event]:
         for rows in self._join.close_step(step):
             self._window(rows.step).add(rows, self._refuse)
+        events = [event for facts in self._join.take_sampling() for event in self._told("engine", facts, now_s)]
         window = self._windows.pop(step)
         self._ended_ticks.pop(step, None)
         self._last_closed = step
@@ -329,7 +334,7 @@ class RunMonitor:
         self._keep(replace(closed, facts=facts, state=facts.to_json()))
         public = facts.to_public()
         self._steps.append(public)
-        events = [self._ledger.event("step", _step_text(facts, self._config), "INFO", now_s, step, public)]
+        events += [self._ledger.event("step", _step_text(facts, self._config), "INFO", now_s, step, public)]
         if facts.offered_tokens:
             events += self._judge(facts, now_s)
         return events
@@ -365,12 +370,12 @@ class RunMonitor:
     def _judge(self, facts: StepFacts, now_s: float) -> list[Event]:
         decider, history = self._decider, [c.facts for c in self._closed]
         early = decider.before_rules(facts) if facts.num_tokens else []
-        view = decider.view()
+        view = replace(decider.view(), unreported=unreported(self._settings["engine"]))
         candidates = [*diagnose(history, view), *decider.blind(facts)]
         if view.stale_refuted:
             self._findings.end("STALE_ENGINE", "superseded")
         changed = self._findings.update(facts.step, candidates, hold=decider.held(), still=decider.still(facts))
-        wrong = {c.verdict for c in candidates} | {f.verdict for f in self._findings.open()}
+        wrong = {c.verdict for c in (*candidates, *self._findings.open()) if c.kind != UNREPORTED}
         self._floors.learn(facts, doubtful=not wrong.isdisjoint(LIFTS_FLOOR))
         stale = self._findings.get("STALE_ENGINE")
         if stale is not None and stale.state == "confirmed":

@@ -20,6 +20,18 @@ def warnings(engine: Mapping[str, Json], trainer: Mapping[str, Json]) -> list[st
     return [*_temperature(engine, trainer), *_cuts(engine), *_bounds(trainer)]
 
 
+def unreported(engine: Mapping[str, Json]) -> dict[str, Json]:
+    """The engine's settings where what it samples from is not what it reports: no number of the streams can show it."""
+    if not str(engine.get("logprobs_mode", "")).startswith("raw"):
+        return {}
+    temperature = _number(engine, "temperature")
+    tempered = not math.isnan(temperature) and temperature != 1.0
+    if not tempered and not _cut_by(engine):
+        return {}
+    names = ("logprobs_mode", "temperature", "top_p", "top_k", "min_p", *PENALTIES)
+    return {name: engine[name] for name in names if name in engine}
+
+
 def _temperature(engine: Mapping[str, Json], trainer: Mapping[str, Json]) -> list[str]:
     sampled, scored = _number(engine, "temperature"), _number(trainer, "temperature")
     mode = str(engine.get("logprobs_mode", ""))
@@ -36,13 +48,18 @@ def _temperature(engine: Mapping[str, Json], trainer: Mapping[str, Json]) -> lis
     return found
 
 
-def _cuts(engine: Mapping[str, Json]) -> list[str]:
+def _cut_by(engine: Mapping[str, Json]) -> list[str]:
     top_p, top_k, min_p = (_number(engine, name) for name in ("top_p", "top_k", "min_p"))
     cuts = []
     cuts += [f"top_p {top_p:g}"] if top_p < 1.0 else []
     cuts += [f"top_k {top_k:g}"] if top_k > 0 else []
     cuts += [f"min_p {min_p:g}"] if min_p > 0.0 else []
     cuts += [f"{name} {engine[name]}" for name, neutral in PENALTIES.items() if engine.get(name, neutral) != neutral]
+    return cuts
+
+
+def _cuts(engine: Mapping[str, Json]) -> list[str]:
+    cuts = _cut_by(engine)
     if not cuts:
         return []
     text = "the engine samples with {}, of which the trainer's logprobs know nothing: they will differ by the kept mass"

@@ -1,9 +1,11 @@
 """What the producers' settings say before any data."""
 
-import pytest
-from factories import Job, make_source, of_kind
+from dataclasses import replace
 
-from dlc_sentinel.core.settings import warnings
+import pytest
+from factories import Job, make_rollout, make_source, make_train, of_kind
+
+from dlc_sentinel.core.settings import unreported, warnings
 from dlc_sentinel.records import Hello
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs_mode": "raw_logprobs"}
@@ -45,3 +47,45 @@ def test_a_warning_is_said_once_and_before_any_data():
 
     notes = of_kind(job.events, "note")
     assert [e.level for e in notes] == ["WARN"] and "top_p 0.8" in notes[0].text
+
+
+@pytest.mark.parametrize("change", [{"temperature": 0.7}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 50}])
+def test_what_raw_logprobs_do_not_show_is_named_with_its_settings(change):
+    assert unreported(PLAIN | change) == PLAIN | change
+    assert unreported(PLAIN | change | {"logprobs_mode": "processed_logprobs"}) == {}
+
+
+@pytest.mark.parametrize("engine", [PLAIN, {}, {"temperature": 0.7}, {"logprobs_mode": "raw_logprobs"}])
+def test_nothing_is_hidden_where_nothing_is_changed_or_the_mode_is_not_known(engine):
+    assert unreported(engine) == {}
+
+
+def sampled(job, step, trained_on, **sampling):
+    """A step whose rows, but for the last, an engine reports; all of them sampled so."""
+    record = make_train(step, rows=8, length=128)
+    rows = [record.engine_N[i * 128 : (i + 1) * 128] for i in range(8)]
+    ids = record.ids if trained_on else tuple(f"eval-{name}" for name in record.ids)
+    rollout = replace(make_rollout(ids, rows, step), sampling=(PLAIN | sampling,) * 8)
+    job.feed(rollout)
+    job.step(step, replace(record, engine_N=None, span_start_K=None, span_version_K=None) if trained_on else record)
+
+
+def test_rows_sampled_at_a_temperature_that_raw_logprobs_hide_are_TRANSFORM_however_well_the_streams_agree():
+    job = Job()
+    for step in range(6):
+        sampled(job, step, True, temperature=0.7)
+
+    report = job.report()
+    assert report["verdict"] == "TRANSFORM"
+    (finding,) = report["findings"]
+    assert finding["kind"] == "unreported" and finding["evidence"]["temperature"] == 0.7
+    assert any("0.7" in e.text for e in of_kind(job.events, "note"))
+    assert report["steps"][-1]["floor"]["rms"] < 0.02  # the streams agree, and that goes on being learned
+
+
+def test_how_evaluation_samples_is_nobodys_business():
+    job = Job()
+    for step in range(6):
+        sampled(job, step, False, temperature=0.0)
+
+    assert job.report()["findings"] == [] and of_kind(job.events, "note") == []

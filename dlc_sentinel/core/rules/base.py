@@ -17,6 +17,8 @@ SEVERITY = (
     "STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE", "LAG", "LEARNING", "UNWIRED", "BLIND", "HEALTHY",
 )  # fmt: skip
 
+UNREPORTED = "unreported"
+"""Kind of TRANSFORM that is known from settings alone: it lifts no floor and explains nothing that the rows show."""
 ABOVE_FLOOR = 3.0
 MIN_ENGINE_NATS = 0.02
 CATASTROPHE_NATS = 0.2
@@ -54,6 +56,8 @@ class View:
     """One was asked for, but nobody answered, or nothing is sent: the suspicion stands."""
     stale_proven: bool = False
     """... and something does."""
+    unreported: Mapping[str, Json] = field(default_factory=dict)
+    """Settings under which the engine samples from another distribution than the one it reports."""
     hopeless_queue: bool = False
     """Every drop_stale is due again within the queue's depth."""
 

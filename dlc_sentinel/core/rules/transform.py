@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.core.rules.base import Candidate, View
+from dlc_sentinel.core.rules.base import UNREPORTED, Candidate, View
 from dlc_sentinel.records import Json
 
 TOGETHER = 0.9
@@ -17,8 +17,15 @@ MIN_NATS = 0.01
 
 
 def transform(history: Sequence[StepFacts], view: View) -> list[Candidate]:
-    """Logits, a cut distribution, or a temperature on one side."""
-    now = history[-1]
+    """Logits, a cut distribution, or a temperature on one side; else one that the settings alone give away."""
+    found = _shown(history[-1])
+    if found or not view.unreported or not history[-1].num_tokens:
+        return found
+    advice = ADVICE["TRANSFORM", UNREPORTED]
+    return [Candidate("TRANSFORM", UNREPORTED, 0.9, advice, dict(view.unreported))]
+
+
+def _shown(now: StepFacts) -> list[Candidate]:
     share = now.dropped.get("positive", 0) / now.offered_tokens
     if share >= DATA_SHARE:
         evidence: dict[str, Json] = {"tokens_above_0": now.dropped["positive"], "share": share}
