@@ -59,8 +59,8 @@ DATA = VerdictText(
         "non-finite values, or lengths that disagree. Depends on position or row, not on how much the policy moved."
     ),
     how_sure=(
-        "High when one cause takes 1 % of a step's tokens or more, or a tenth of one position or row class, in 2 of 3 "
-        "steps. Catastrophic when the streams no longer correlate or over 1 % of the values are not finite."
+        "High when one cause takes 1 % of a step's tokens or more, or (values that are there but do not fit) a tenth of "
+        "one position or row class, in 2 of 3 steps. Catastrophic when the streams no longer correlate or over 1 % of the values are not finite."
     ),
     check_first=(
         "Read the cause in the evidence (`dropped` of the step): it names what was refused.",
@@ -217,6 +217,14 @@ VERDICTS: tuple[VerdictText, ...] = (
 )  # fmt: skip
 
 BY_NAME: Mapping[str, VerdictText] = MappingProxyType({verdict.name: verdict for verdict in VERDICTS})
+
+
+def asked(finding: Mapping[str, object], *, hypothetical: bool = False) -> str:
+    """What the job was asked for because of a finding, "" for nothing; whether it did it stands with the command."""
+    if finding.get("acted") is not True:
+        return ""
+    command = "an ABORT" if finding.get("verdict") in ("DATA", "ENGINE") else "a RESYNC"
+    return f"would have asked for {command}" if hypothetical else f"asked for {command}"
 
 
 def text_of(name: str) -> VerdictText:

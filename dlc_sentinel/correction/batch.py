@@ -7,6 +7,7 @@ transform, the engine's. Position t holds the token that hidden state t predicts
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from dlc_sentinel.errors import RecordError, ShapeError
 __all__ = ["Batch", "EngineFull", "EngineList"]
 
 MAX_MASS_ERROR = 2e-3
-"""Listed probabilities may exceed 1 by this much: bf16 logits and float32 logprobs round."""
+"""A probability, or the sum of the listed ones, may exceed 1 by this much: bf16 logits and float32 logprobs round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class Batch:
         """A batch of packed rows. advantage: [N], or [S] for one value a row; offsets_S1: cu_seqlens, 0..N.
 
         mask_N: [N] bool, True on tokens the policy chose; None keeps all. Masked positions may hold anything, nan too.
-        Raises: ShapeError for lengths that differ; RecordError for nan, repeated or impossible values at kept tokens.
+        Raises: ShapeError for lengths that differ; RecordError for ids that are no integers, and for nan, repeated or
+        impossible values (a logprob above 0) at kept tokens.
         """
         offsets_S1 = offsets_S1.to(device=token_N.device, dtype=torch.int64)
         _check_packed(token_N, offsets_S1)
@@ -146,17 +148,20 @@ def _build(
 ) -> Batch:
     for name, stream_X in {"advantage": advantage_X, "mask": mask_X, **streams}.items():
         if stream_X is not None and stream_X.shape != token_X.shape:
+            rows = f", or one per row, shape ({len(offsets_S1) - 1},)" if name == "advantage" else ""
             raise ShapeError(
                 f"Batch: {name} has shape {tuple(stream_X.shape)} but the tokens {tuple(token_X.shape)}; "
-                f"pass one value per position, masked positions included"
+                f"pass one value per position, masked positions included{rows}"
             )
+    _check_ids("token", token_X)
     keep_M = None
     if mask_X is not None and not bool(mask_X.bool().all()):
         keep_M = mask_X.bool().reshape(-1).nonzero().squeeze(1)
         offsets_S1 = torch.searchsorted(keep_M, offsets_S1)
     kept = {name: _kept(stream_X, keep_M) for name, stream_X in streams.items()}
     token_M, advantage_M = _kept_always(token_X, keep_M).long(), _kept_always(advantage_X, keep_M)
-    _check_finite({"advantage": advantage_M, **kept})
+    _check_advantage(advantage_M)
+    _check_streams(kept)
     return Batch(
         token_M=token_M,
         advantage_M=advantage_M.detach(),
@@ -191,6 +196,7 @@ def _kept_engine(
     gen_logp = None if engine.gen_logp is None else engine.gen_logp.detach().reshape(-1, width)
     if isinstance(engine, EngineFull):
         return EngineFull(logp, gen_logp)
+    _check_ids("EngineList.index", engine.index)
     listed = EngineList(
         _pick(engine.index.reshape(-1, width), keep_M).long(),
         _pick(logp, keep_M),
@@ -211,13 +217,39 @@ def _check_packed(token_N: Tensor, offsets_S1: Tensor) -> None:
         )
 
 
-def _check_finite(kept: dict[str, Tensor | None]) -> None:
+def _check_ids(name: str, id_X: Tensor) -> None:
+    if id_X.is_floating_point() or id_X.is_complex() or id_X.dtype == torch.bool:
+        raise RecordError(
+            f"Batch: {name} is {id_X.dtype}; wanted token ids of an integer dtype: a float loses the last digits of "
+            f"large ids. Find where the ids became floats, then convert with .long()"
+        )
+
+
+def _check_advantage(advantage_M: Tensor) -> None:
+    if not bool(advantage_M.isfinite().all()):
+        num = int((~advantage_M.isfinite()).sum())
+        raise RecordError(
+            f"Batch: advantage is not finite at {num} of {len(advantage_M)} kept tokens; mask these tokens, or look at "
+            f"the rewards and at how they are scaled (is a group's standard deviation 0, or of one sample only?)"
+        )
+
+
+def _check_streams(kept: dict[str, Tensor | None]) -> None:
     for name, stream_M in kept.items():
-        if stream_M is not None and not bool(stream_M.isfinite().all()):
+        if stream_M is None:
+            continue
+        if not bool(stream_M.isfinite().all()):
             num = int((~stream_M.isfinite()).sum())
             raise RecordError(
                 f"Batch: {name} is not finite at {num} of {len(stream_M)} kept tokens; mask these tokens, "
                 f"or find out why the stack has no value there (a token outside the engine's kept set?)"
+            )
+        above_M = stream_M > math.log1p(MAX_MASS_ERROR)
+        if bool(above_M.any()):
+            raise RecordError(
+                f"Batch: {name} is above 0 at {int(above_M.sum())} of {len(stream_M)} kept tokens, up to "
+                f"{float(stream_M.max()):.4g}; wanted log-probabilities in nats, at most 0: are these logits, "
+                f"probabilities or negated values?"
             )
 
 

@@ -14,7 +14,7 @@ Axes: X source positions (flattened), M kept tokens, C tokens of a chunk, H hidd
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -23,8 +23,12 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from dlc_sentinel.correction.batch import Batch
 from dlc_sentinel.correction.centring import DenseTarget, Listed, ListTarget, Target
 from dlc_sentinel.correction.source import Reader, Source, check_vocabulary, grad_rows
+from dlc_sentinel.errors import RecordError
 
 __all__ = ["Facts", "read_facts", "score"]
+
+LOWEST_Z: Final = -1e30
+"""Stands in for a logit of -inf where it is multiplied with its probability 0: finite, in TF32 products too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ def read_facts(
 ) -> Facts:
     """Facts of every kept token, no gradient, inner dtype: one pass over the logits.
 
+    Logits of nan or inf make nan, as in any loss: the stack's own guard sees it. -inf is a token that is ruled out.
     Raises: ShapeError where source and batch disagree, ConfigError for a temperature or chunk that is not positive.
     """
     reader = Reader(source, batch, temperature, chunk_tokens)
@@ -162,7 +167,7 @@ def _chunk_facts(
     if listed is not None:
         listed_z_CL = z_CV.gather(1, listed.index_ML[start:end])
         e_CV.scatter_(1, listed.index_ML[start:end], 0.0)
-    rest_z_C = torch.einsum("cv,cv->c", e_CV, z_CV) / sum_C
+    rest_z_C = torch.einsum("cv,cv->c", e_CV, z_CV.clamp_(min=LOWEST_Z)) / sum_C
     rest_C = torch.ones_like(sum_C) if listed is None else e_CV.sum(1) / sum_C
     return sum_C.log() + top_C1.squeeze(1), token_z_C1.squeeze(1), rest_C, rest_z_C, listed_z_CL
 
@@ -172,7 +177,7 @@ def _list_values(target: ListTarget, facts: Facts) -> tuple[Tensor, Tensor]:
     value_M = facts.token_z_M - target.tail_M * facts.rest_z_M
     bias_l1_M = (target.tail_M - 1.0).abs() * target.rest_M
     if target.index_ML.shape[1] and facts.listed_z_ML is not None:
-        value_M = value_M - (target.q_ML * facts.listed_z_ML).sum(1)
+        value_M = value_M - (target.q_ML * facts.listed_z_ML.clamp(min=LOWEST_Z)).sum(1)
         bias_l1_M = bias_l1_M + (target.q_ML - target.logp_ML.exp()).abs().sum(1)
     return value_M, bias_l1_M
 
@@ -186,8 +191,14 @@ def _dense_values(reader: Reader, target: DenseTarget, facts: Facts) -> tuple[Te
             z_CV = reader.z(reader.main_rows(reader.main_XD, start, end), reader.output_VH, reader.bias_V)
             logp_CV = z_CV - facts.lse_M[start:end, None]
             q_CV = target.q(logp_CV, start)
-            value_M[start:end] -= torch.einsum("cv,cv->c", q_CV, z_CV)
+            value_M[start:end] -= torch.einsum("cv,cv->c", q_CV, z_CV.clamp_(min=LOWEST_Z))
             bias_l1_M[start:end] = (q_CV - logp_CV.exp()).abs().sum(1)
+    bad_M = ~value_M.isfinite() & facts.logp_M.isfinite()
+    if bool(bad_M.any()):
+        raise RecordError(
+            f"EngineFull: no centre can be made at {int(bad_M.sum())} of {len(bad_M)} kept tokens: logp or gen_logp "
+            f"holds nan or inf, or logp is -inf throughout; wanted log-probabilities, -inf where the engine has no mass"
+        )
     return value_M, bias_l1_M
 
 

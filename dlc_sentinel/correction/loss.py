@@ -77,7 +77,8 @@ def dlc_loss(
     source: `Hidden` (fused, [tokens, vocab] is never held whole) or `Logits`. batch: needs gen_logp unless weight's
     form is `one` (zero lag); its `engine` decides the centring, None leaves it out. denominator: what the sum over
     tokens is divided by; None = the kept tokens of this call (with micro-batches pass the global number).
-    No kept token: loss 0 with a gradient of zeros. nan never enters: Batch refuses it.
+    No kept token: loss 0 with a gradient of zeros. Batch refuses nan; logits of nan or inf at kept tokens make the loss
+    nan, as in any loss, so that the stack skips the step as it would; -inf is a token that cannot be sampled.
     Raises: RecordError where the batch lacks what the weight needs; ShapeError, ConfigError as in fused.
     Source: theory in this module's docstring and in centring's.
     """

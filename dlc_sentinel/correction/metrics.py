@@ -17,7 +17,11 @@ from dlc_sentinel.correction.weights import ess_ladder
 __all__ = ["CENTRING_CODES", "Metrics", "measure"]
 
 CENTRING_CODES: Final = {"none": 0.0, "nu=mu": 0.5, "nu": 1.0}
-"""`as_dict` gives numbers only, for loggers that take nothing else: how the score was centred, as a number."""
+"""`as_dict` gives numbers only, for loggers that take nothing else: how the score was centred, as a number.
+
+1: with the weights that the tokens get; 0.5: without them (the engine's part came without its gen_logp), which is exact
+at zero lag only; 0: not at all (no engine's part came, or the loss is a neighbour).
+"""
 
 
 @dataclass(frozen=True, slots=True)

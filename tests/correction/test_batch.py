@@ -143,7 +143,16 @@ def test_empty_slots_of_a_list_count_for_nothing(fill):
     ("change", "match"),
     [
         ({"advantage": torch.zeros(B, T + 1)}, r"advantage has shape \(3, 6\) but the tokens \(3, 5\)"),
-        ({"gen_logp_BT": torch.full((B, T), math.nan)}, "gen_logp is not finite at 8 of 8 kept tokens"),
+        ({"advantage": torch.zeros(B, 1)}, r"advantage has shape \(3, 1\) .* or one per row, shape \(3,\)"),
+        (
+            {"advantage": torch.full((B,), math.nan)},
+            "advantage is not finite at 8 of 8 kept tokens.*standard deviation",
+        ),
+        ({"gen_logp_BT": torch.full((B, T), math.nan)}, "gen_logp is not finite at 8 of 8 kept tokens.*kept set"),
+        ({"gen_logp_BT": torch.ones(B, T)}, "gen_logp is above 0 at 8 of 8 kept tokens, up to 1; wanted log-prob"),
+        ({"engine_logp_BT": torch.full((B, T), 0.01)}, "engine_logp is above 0 at 8 of 8 kept tokens, up to 0.01;"),
+        ({"prox_logp_BT": -torch.full((B, T), -2.0)}, "prox_logp is above 0"),
+        ({"engine": EngineList(torch.rand(B, T, K), torch.full((B, T, K), -2.0))}, "EngineList.index is torch.float32"),
         ({"mask_BT": torch.ones(B)}, "use Batch.packed"),
         ({"engine": EngineFull(torch.zeros(B, V))}, r"EngineFull.logp has shape \(3, 9\)"),
         ({"engine": EngineList(torch.zeros(B, T, K), torch.zeros(B, T, K + 1))}, "EngineList.index has shape"),
@@ -155,6 +164,23 @@ def test_empty_slots_of_a_list_count_for_nothing(fill):
 def test_a_batch_that_contradicts_itself_is_refused_with_the_numbers(change, match):
     with pytest.raises(ValueError, match=match):
         padded("none", **change)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_token_ids_that_are_no_integers_are_refused(dtype):
+    with pytest.raises(ValueError, match=f"token is {dtype}; wanted token ids of an integer dtype"):
+        Batch.packed(torch.ones(5, dtype=dtype), torch.zeros(5), offsets_S1=torch.tensor([0, 5]))
+
+
+def test_a_masked_position_may_hold_what_is_no_logprob_and_a_kept_one_what_rounding_makes_of_zero():
+    above = torch.full((B, T), 1e-3).masked_fill(~MASK, 7.0)
+
+    assert padded("none", gen_logp_BT=above, engine_logp_BT=above, prox_logp_BT=above)[2].num_tokens == 8
+
+
+def test_an_advantage_of_another_number_of_rows_is_told_how_many_there_are():
+    with pytest.raises(ValueError, match=r"shape \(3,\) but the tokens \(5,\).*or one per row, shape \(2,\)"):
+        Batch.packed(torch.arange(5), torch.zeros(3), offsets_S1=torch.tensor([0, 2, 5]))
 
 
 def test_offsets_that_do_not_cut_the_tokens_are_refused():

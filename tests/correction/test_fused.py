@@ -227,3 +227,46 @@ def test_positions_that_do_not_match_the_batch_are_refused():
         dlc_loss(source, batch, denominator=0.0)
     with pytest.raises(ValueError, match=r"EngineFull\.logp is 11 wide"):
         dlc_loss(Hidden(source.hidden, source.output_VH[:10]), make(full=True)[1])
+
+
+@pytest.mark.parametrize("case", [{}, {"full": True}])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_make_the_loss_nan_and_raise_nothing_so_that_the_stack_skips_the_step(bad, case):
+    source, batch = make(**case)
+    logits = (source.hidden @ source.output_VH.T).detach()
+    logits[5, 2] = bad
+
+    assert torch.isnan(dlc_loss(Logits(logits), batch, chunk_tokens=2).loss)
+
+
+def test_logits_of_masked_positions_may_be_nan():
+    logits = random(0, 4, VOCAB)
+    logits[1] = float("nan")
+    token, mask = torch.arange(4), torch.tensor([True, False, True, True])
+    batch = Batch.packed(token, torch.ones(4), offsets_S1=torch.tensor([0, 4]), mask_N=mask)
+
+    assert torch.isfinite(dlc_loss(Logits(logits), batch, weight=Weight("one")).loss)
+
+
+@pytest.mark.parametrize("case", [{}, {"full": True}, {"whole": True}])
+def test_a_logit_of_minus_infinity_is_a_token_that_cannot_be_sampled(case):
+    source, batch = make(**case)
+    logits = (source.hidden @ source.output_VH.T).detach()
+    taken = torch.cat((batch.token_M[:, None], make()[1].engine.index[:, :1]), 1)
+    ruled_out = torch.ones_like(logits).scatter(1, taken, 0.0).argmax(1, keepdim=True)
+    low, none = (logits.scatter(1, ruled_out, value).requires_grad_() for value in (-1e4, -float("inf")))
+
+    want, got = dlc_loss(Logits(low), batch), dlc_loss(Logits(none), batch)
+
+    assert got.loss.item() == pytest.approx(want.loss.item(), abs=1e-12)
+    for one, other in zip(torch.autograd.grad(got.loss, none), torch.autograd.grad(want.loss, low), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_an_engine_distribution_of_nan_is_refused():
+    source, batch = make(full=True)
+    logp = batch.engine.logp.clone()
+    logp[3, 0] = float("nan")
+
+    with pytest.raises(ValueError, match="EngineFull: no centre can be made at 1 of 7 kept tokens"):
+        dlc_loss(source, replace(batch, engine=EngineFull(logp, batch.engine.gen_logp)))
