@@ -59,8 +59,9 @@ DATA = VerdictText(
         "non-finite values, or lengths that disagree. Depends on position or row, not on how much the policy moved."
     ),
     how_sure=(
-        "High when one cause takes 1 % of a step's tokens or more, or (values that are there but do not fit) a tenth of "
-        "one position or row class, in 2 of 3 steps. Catastrophic when the streams no longer correlate or over 1 % of the values are not finite."
+        "High when one cause takes 1 % of a step's tokens or more, or (values that are there but do not fit) a tenth "
+        "of one position or row class, in 2 of 3 steps. Catastrophic when the streams no longer correlate or over 1 % "
+        "of the values are not finite."
     ),
     check_first=(
         "Read the cause in the evidence (`dropped` of the step): it names what was refused.",
