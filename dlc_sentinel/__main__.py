@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+INTERRUPTED = 130
+"""As a shell says that Ctrl-C ended a program."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code of the command line `argv` (default: this process's own)."""
@@ -17,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ.setdefault(name, "1")
     try:
         from dlc_sentinel.cli.app import run
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         print(
             f"dlc-sentinel: {error.name} is not installed; the commands need `pip install 'dlc-sentinel[serve]'` "

@@ -16,17 +16,31 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlc_sentinel.records import Ack, Command, Hello, Json, Outcome, Role, Scalars, Source, StepEnd, Synced
+from dlc_sentinel.errors import RecordError
+from dlc_sentinel.records import (
+    UNKNOWN_VERSION,
+    Ack,
+    Command,
+    Hello,
+    Json,
+    Outcome,
+    Role,
+    Scalars,
+    Source,
+    StepEnd,
+    Synced,
+)  # fmt: skip
 from dlc_sentinel.wire import address as addresses
 from dlc_sentinel.wire import tensors
 from dlc_sentinel.wire.gather import Packed
@@ -44,9 +58,14 @@ QUEUE_BYTES = 256 * 2**20
 _LINE_EVERY_S = 10.0
 _PROMPT_TOKENS = 32
 _PARCEL_BYTES = 2048
+_MAX_FAILURES = 20
+"""Different failures that are said; what comes after them is counted only."""
 _log = logging.getLogger("dlc_sentinel.hook")
 
 _STREAMS = ("cur", "old", "engine")
+_JUDGED = (*_STREAMS, "trainer")
+"""Keys of `dtypes` that the usual discrepancy depends on; the next ones are kept as facts."""
+_TOLD = ("kv_cache", "quantization")
 _Call: TypeAlias = TrainCall | RolloutCall
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,8 +103,10 @@ def connect(
     if text in ("", "0"):
         return _NO_HOOK
     try:
+        if role not in get_args(Role):
+            raise RecordError(f"role={role!r}: wanted one of {', '.join(get_args(Role))}")
         hello = Hello(
-            Source(run or os.environ.get("DLC_SENTINEL_RUN") or "default", role, "", int(rank), str(replica)),
+            Source(str(run or os.environ.get("DLC_SENTINEL_RUN") or "default"), role, "", int(rank), str(replica)),
             model_name=model_name,
             stack=stack or "",
             versions=dict(versions or {}),
@@ -101,7 +122,7 @@ def connect(
 
 
 def _guarded(method: Callable[Concatenate[Hook, P], R]) -> Callable[Concatenate[Hook, P], R | None]:
-    """The method, with the package's one catch-all: an error is counted and said once per kind, never raised."""
+    """The method, with the package's one catch-all: an error is counted and said once per text, never raised."""
 
     def call(self: Hook, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
@@ -132,6 +153,9 @@ class Hook:
         self._lander = tensors.Lander()
         self._call: tuple[tuple[int, int], int] = ((-1, -1), 0)
         self._said_s: dict[str, float] = {}
+        self._failures: set[str] = set()
+        """Texts of failures without their numbers, at most `_MAX_FAILURES`."""
+        self._check_dtypes("connect", hello.dtypes)
         self._sender: Sender = sender.Sender(
             where,
             hello,
@@ -218,12 +242,15 @@ class Hook:
         trainer version at which `old` was computed, one or [B]; owned=True: packed arrays stay as they are, no copy.
         Rows whose arrays disagree in length are left out, counted as mis_sized and told; the rest is sent.
         """
+        if int(step) < 0:
+            raise RecordError(f"step={step}: wanted 0 or more; no step below 0 is ever judged")
         given = {"cur": cur, "old": old, "engine": engine, "mask": mask, "tokens": tokens}
+        self._check_dtypes("train", dtypes or {})
         fetch = self._lander.fetch
         call = TrainCall(
             source=self._sender.source,
             step=int(step),
-            version=version_of(version),
+            version=self._version("train", version),
             columns={name: fetch(value) for name, value in given.items() if value is not None},
             update=int(update),
             micro=int(micro),
@@ -261,7 +288,7 @@ class Hook:
         text = label if label is not None else version if isinstance(version, str) else ""
         record = Synced(
             self._sender.source,
-            version_of(version),
+            self._version("synced", version),
             int(step),
             label=str(text),
             checksum=str(checksum or ""),
@@ -304,11 +331,14 @@ class Hook:
         """What was done with the command; `version` = version of the weights the engine holds after "applied"."""
         id = command if isinstance(command, str) else command.id
         step = self._sender.last_step
-        self._sender.ack(Ack(self._sender.source, id, outcome, step, version_of(version), reason or ""))
+        self._sender.ack(Ack(self._sender.source, id, outcome, step, self._version("ack", version), reason or ""))
 
     @_guarded
     def close(self) -> None:
-        """Sends what waits, for about a second at most, and says goodbye. Runs by itself at exit."""
+        """Sends what waits and says goodbye, for about a second at most, and says what was not taken by then.
+
+        Runs by itself at exit.
+        """
         self._sender.close()
 
     def _send(self, call: _Call, in_flight: bool, what: str) -> None:
@@ -357,6 +387,28 @@ class Hook:
         self._call = (key, place)
         call.id_prefix = f"r{call.source.rank}:{call.step}:{place}:"
 
+    def _version(self, method: str, label: object) -> int:
+        number = version_of(label)
+        if number == UNKNOWN_VERSION and isinstance(label, str):
+            text = "ends in no whole number, so it is not known how old any weights are; wanted 12 or 'step-12'"
+            self._say(f"version {method}", float("inf"), f"hook.{method}: version={label[:80]!r} {text} (said once)")
+        return number
+
+    def _check_dtypes(self, method: str, dtypes: Mapping[str, object]) -> None:
+        """Says which names are known where one is not; it is sent all the same."""
+        strange = [
+            f"{key}: {str(name)[:40]}"
+            for key, name in dtypes.items()
+            if key not in _TOLD and (key not in _JUDGED or not tensors.is_known_dtype(name))
+        ]
+        if strange:
+            self._say(f"dtypes {method}", float("inf"), (
+                f"hook.{method}: dtypes={{{', '.join(strange)}}}: not known, and what is usual for the engine's "
+                f"numerics depends on it; known keys: {', '.join(_JUDGED)}; "
+                f"known values: {', '.join(tensors.DTYPE_NAMES)}, and names with {', '.join(tensors.EIGHT_BIT_PARTS)} "
+                "in them (sent all the same; said once)"
+            ))  # fmt: skip
+
     def _notice(self, notice: Notice) -> None:
         if self._due(f"notice {notice.level}", _LINE_EVERY_S):
             sys.stderr.write(f"dlc-sentinel {notice.level}: {notice.text}\n")
@@ -364,8 +416,12 @@ class Hook:
 
     def _failed(self, method: str, error: Exception) -> None:
         self.num_errors[method] = self.num_errors.get(method, 0) + 1
-        kind = f"{method}, {type(error).__name__}"
-        self._say(kind, float("inf"), f"hook.{kind}: {error} (this call sent nothing; said once)")
+        text = f"hook.{method}, {type(error).__name__}: {error}"
+        kind = re.sub(r"\d+", "", text[:400])
+        if kind not in self._failures and len(self._failures) < _MAX_FAILURES:
+            self._failures.add(kind)
+            last = "; other failures are counted only" if len(self._failures) == _MAX_FAILURES else ""
+            _log.warning("dlc-sentinel: %s (this call sent nothing; said once%s)", text, last)
 
     def _say(self, kind: str, every_s: float, text: str) -> None:
         if self._due(kind, every_s):

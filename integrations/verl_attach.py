@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +27,8 @@ OURS = "_dlc_sentinel"
 """Attribute of a Ray actor under which what was put into it is kept, for `detach`."""
 TRAINER, AGENT = "WorkerDict", "agent_loop_worker_"
 WATCHES_ONLY = "watching only: RESYNC and ABORT need the plug-in at launch"
+PROBE_S = 5.0
+_HOST_PORT = re.compile(r"(?:ray://)?\[?(.+?)\]?:(\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def attach(address: str, env: Mapping[str, str], *, timeout_s: float = 600.0) ->
     A training rank takes the call when the one it is working on is over, and sends from the next weight sync on, since
     only then its place in the run is known. Raises: SentinelError without a verl job.
     """
-    with _cluster(address) as actors:
+    with _cluster(address, timeout_s) as actors:
         done = _ask(actors(AGENT), _attach_agent, (), timeout_s=timeout_s)
         done |= _ask(actors(TRAINER), _attach_trainer, (dict(env),), timeout_s=timeout_s)
         return _reached(done, address)
@@ -54,7 +58,7 @@ def attach(address: str, env: Mapping[str, str], *, timeout_s: float = 600.0) ->
 
 def detach(address: str, *, timeout_s: float = 600.0) -> list[Reached]:
     """What was restored: every replaced function is the job's own again. Raises: SentinelError without a verl job."""
-    with _cluster(address) as actors:
+    with _cluster(address, timeout_s) as actors:
         done = _ask(actors(AGENT), _detach, (), timeout_s=timeout_s)
         done |= _ask(actors(TRAINER), _detach, (), timeout_s=timeout_s)
         return _reached(done, address)
@@ -70,12 +74,13 @@ def _reached(done: Mapping[str, Any], address: str) -> list[Reached]:
 
 
 @contextmanager
-def _cluster(address: str) -> Iterator[Callable[[str], dict[str, Any]]]:
+def _cluster(address: str, timeout_s: float) -> Iterator[Callable[[str], dict[str, Any]]]:
     """Gives a function: part of a name -> {name: handle} of the live actors with it."""
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError as error:
         raise SentinelError(f"{error}; run this command with the Python of the job, which has Ray") from error
+    _knock(address, timeout_s)
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -93,6 +98,22 @@ def _cluster(address: str) -> Iterator[Callable[[str], dict[str, Any]]]:
             yield actors
     finally:
         ray.shutdown()
+
+
+def _knock(address: str, timeout_s: float) -> None:
+    """Nothing where `address` names no host and port. Raises: SentinelError where nobody listens: Ray waits minutes."""
+    named = _HOST_PORT.fullmatch(address)
+    if named is None:
+        return
+    wait_s = min(PROBE_S, timeout_s)
+    try:
+        socket.create_connection((named[1], int(named[2])), wait_s).close()
+    except (OSError, OverflowError, ValueError) as error:
+        why = f"no answer in {wait_s:g} s" if isinstance(error, TimeoutError) else error
+        raise SentinelError(
+            f"no Ray cluster at {address!r}: {why}; wanted the address of the job's cluster (HOST:6379 where Ray chose "
+            "the port), or auto on a machine of the job"
+        ) from error
 
 
 def _ask(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ import numpy as np
 import pytest
 import torch
 
+from dlc_sentinel.core.floors import coarsest
 from dlc_sentinel.hook import Hook, NoHook, connect, hash_id
-from dlc_sentinel.records import Bye, Hello, Rollout, Scalars, Synced, Train
+from dlc_sentinel.records import Bye, Heartbeat, Hello, Rollout, Scalars, Synced, Train
 from dlc_sentinel.wire import line
 from dlc_sentinel.wire.receiver import Receiver
-from tests.wire.live import Reader, hooked
+from dlc_sentinel.wire.tensors import DTYPE_NAMES, EIGHT_BIT_PARTS, is_known_dtype
+from tests.wire.live import Reader, hooked, wait
 
 LENGTHS = [3, 1, 4]
 ROWS = [np.array(row, np.float32) for row in ([-1, -2, -3], [-4], [-5, -6, -7, -8])]
@@ -48,7 +50,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def hook(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
     made = hooked(monkeypatch, reader.receiver.address)
     yield made
-    made.close()
+    reader.close(made)
 
 
 @pytest.fixture
@@ -332,6 +334,93 @@ def test_a_wrong_address_costs_the_watching_and_not_the_run(
     assert "training goes on unwatched" in caplog.text
 
 
+def test_a_role_that_there_is_not_costs_the_watching_and_is_said(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DLC_SENTINEL", str(reader.receiver.address))
+
+    assert isinstance(connect(role="trianer"), NoHook)  # type: ignore[arg-type]
+    assert "training goes on unwatched: role='trianer': wanted one of trainer, engine" in caplog.text
+
+
+def test_a_run_that_is_a_number_is_its_text(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader.close(hooked(monkeypatch, reader.receiver.address, run=7))
+
+    assert reader.of(Hello)[0].source.run == "7"
+    assert reader.refused == []
+
+
+@pytest.mark.parametrize("dtypes", [{"engine": "bf17"}, {"engin": "bfloat16"}, {"engine": "bf16", "old": "double"}])
+def test_a_dtype_or_side_that_is_not_known_is_sent_and_said_once_for_connect_and_train(
+    dtypes: dict[str, str], reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = hooked(monkeypatch, reader.receiver.address, dtypes=dtypes)
+    for step in range(2):
+        hook.train(step, step, cur=ROWS, dtypes=dtypes)
+    reader.close(hook)
+
+    assert reader.of(Hello)[0].dtypes == dtypes
+    assert reader.of(Train)[0].dtypes == {"cur": "float32"} | dtypes
+    wrong = ": ".join(list(dtypes.items())[-1])
+    assert [f"dtypes={{{wrong}}}: not known" in record.getMessage() for record in caplog.records] == [True, True]
+    assert "known keys: cur, old, engine, trainer; known values: float64, float32" in caplog.text
+
+
+def test_dtypes_as_the_stacks_name_them_are_not_remarked_on(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = {"engine": "torch.bfloat16", "trainer": "", "kv_cache": "auto", "quantization": "awq"}
+    hook = hooked(monkeypatch, reader.receiver.address, dtypes=told)
+    hook.train(1, 1, cur=ROWS, dtypes={"engine": "fp8_e4m3", "cur": torch.float16})  # type: ignore[dict-item]
+    reader.close(hook)
+
+    assert caplog.records == []
+
+
+def test_the_dtypes_that_the_hook_knows_are_those_that_have_a_floor() -> None:
+    for name in DTYPE_NAMES:
+        assert name in ("bfloat16", "bf16") or coarsest([name]) == coarsest([name, "float32"])
+        assert is_known_dtype(name)
+    for part in EIGHT_BIT_PARTS:
+        assert coarsest([part]) == "float8"
+    assert coarsest(["bf17", "float32"]) == "float32"
+    assert not is_known_dtype("bf17")
+
+
+def test_a_version_without_a_number_is_said_once(hook: Hook, reader: Reader, caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(2):
+        hook.train(step, "abc", cur=ROWS)
+        hook.train(step, None, cur=ROWS)
+        hook.train(step, "step-12", cur=ROWS)
+
+    assert [record.version for record in reader.until_any(Train, 6)] == [-1, -1, 12] * 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "hook.train: version='abc' ends in no whole number" in said
+
+
+def test_a_step_below_0_is_refused_counted_and_said_once(hook: Hook, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (-1, -2):
+        hook.train(step, 1, cur=ROWS)
+
+    assert hook.num_errors == {"train": 2}
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "step=-1: wanted 0 or more" in said
+
+
+def test_a_second_failure_of_the_same_type_is_said_too_up_to_20_of_them(
+    hook: Hook, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook.train(1, 1, cur=ROWS, old=ROWS, old_is="wrong")
+    hook.train(-1, 1, cur=ROWS)
+    for n in range(40):
+        hook.train(1, 1, cur=ROWS, old=ROWS, old_is="x" * n)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert ["old_is='wrong'" in said[0], "step=-1" in said[1], len(said)] == [True, True, 20]
+    assert sum("other failures are counted only" in text for text in said) == 1
+    assert hook.num_errors == {"train": 42}
+
+
 def test_run_comes_from_the_environment_where_the_call_names_none(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +493,60 @@ def test_a_job_that_nobody_watches_says_so_once_on_rank_0(
     said = [record.getMessage() for record in caplog.records if "nobody answers" in record.getMessage()]
     assert len(said) == (1 if rank == 0 else 0)
     assert all(f"{tmp_path}/none.sock" in text and "dlc-sentinel serve" in text for text in said)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sentinel_that_goes_away_and_comes_back_is_said_on_rank_0_once_a_minute(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(line, "HEARTBEAT_S", 0.05)
+    address = f"ipc://{tmp_path}/s.sock"
+    hook: Hook | None = None
+
+    def said(part: str) -> int:
+        return sum(part in record.getMessage() for record in caplog.records)
+
+    with caplog.at_level(logging.WARNING, "dlc_sentinel.hook"):
+        for life in range(3):
+            with Receiver(address) as receiver:
+                hook = hook or hooked(monkeypatch, address, rank=rank)
+                Reader(receiver).until_any(Heartbeat, 3)
+                wait(lambda: rank or said("a sentinel answers at") == min(life, 1))  # noqa: B023
+            if rank == 0:
+                wait(lambda: said("no longer answers at") == 1)
+        hook.close()  # type: ignore[union-attr]
+
+    assert said("no longer answers at") == said("a sentinel answers at") == (1 if rank == 0 else 0)
+
+
+@pytest.mark.parametrize("num_steps", [3, 20, 120])
+def test_what_a_stopped_sentinel_did_not_take_at_the_end_is_said_with_its_tokens(
+    num_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Receiver(f"ipc://{tmp_path}/s.sock") as receiver, caplog.at_level(logging.WARNING, "dlc_sentinel.hook"):
+        hook, reader = hooked(monkeypatch, receiver.address), Reader(receiver)
+        reader.until_any(Heartbeat)
+        for step in range(num_steps):
+            hook.train(step, step, cur=[np.full(50_000, -1, np.float32)])
+        hook.close()
+        with suppress(AssertionError):
+            reader.until(lambda: reader.of(Bye), 1.0)
+        told = [record.getMessage() for record in caplog.records]
+        _, dropped, waiting = hook.account()
+
+    assert waiting == 0
+    if num_steps == 3:
+        assert told == []
+        assert reader.num_tokens == 3 * 50_000
+        return
+    (text,) = told
+    numbers = re.search(r": ([\d,]+) of ([\d,]+) tokens of run run were not sent", text)
+    assert numbers is not None and str(receiver.address) in text
+    waited, offered = (int(number.replace(",", "")) for number in numbers.groups())
+    assert offered == num_steps * 50_000
+    assert dropped == ({"queue_full": waited} if waited else {})
+    assert (waited > 0) == (num_steps == 120)
+    assert reader.num_tokens <= offered - waited
 
 
 def test_a_watched_job_does_not_say_that_it_is_not(reader: Reader, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from dlc_sentinel.verdicts import BY_NAME, VERDICTS, text_of
+from dlc_sentinel.verdicts import BY_NAME, VERDICTS, asked, text_of
 
 
 @pytest.mark.parametrize("verdict", VERDICTS, ids=lambda v: v.name)
@@ -31,3 +31,18 @@ def test_only_blind_and_unwired_say_that_health_is_not_known():
 def test_a_verdict_without_text_is_never_taken_for_health(name):
     assert text_of(name).is_known is False
     assert name not in BY_NAME
+
+
+@pytest.mark.parametrize(
+    ("verdict", "acted", "hypothetical", "words"),
+    [
+        ("LAG", True, False, "asked for a RESYNC"),
+        ("STALE_ENGINE", True, False, "asked for a RESYNC"),
+        ("DATA", True, False, "asked for an ABORT"),
+        ("LAG", True, True, "would have asked for a RESYNC"),
+        ("LAG", False, False, ""),
+        ("LAG", "yes", False, ""),
+    ],
+)
+def test_a_finding_says_what_was_asked_for_and_not_that_it_was_done(verdict, acted, hypothetical, words):
+    assert asked({"verdict": verdict, "acted": acted}, hypothetical=hypothetical) == words

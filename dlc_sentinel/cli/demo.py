@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dlc_sentinel.cli import codes, screen, settings
-from dlc_sentinel.cli.sentinel import EVENTS_FILE, Latest, Sentinel, until_signal
+from dlc_sentinel.cli.sentinel import EVENTS_FILE, Latest, Sentinel, own_address, until_signal
 from dlc_sentinel.cli.serve import announce
 from dlc_sentinel.errors import TapeError
 from dlc_sentinel.records import Event, Json, Snapshot
 from dlc_sentinel.tape.schema import STATE_FILE, part_paths
 from dlc_sentinel.ui import live
-from dlc_sentinel.wire import address as addresses
 
 if TYPE_CHECKING:
     from dlc_sentinel.demo.arms import Progress
@@ -92,7 +90,7 @@ def demo(
     arms = three_arms(seed, base)
     _clear_tape(out / "tape")
     own: dict[str, Json] = {
-        "serve.address": f"ipc://{addresses.default_folder() / f'demo-{os.getpid()}.sock'}",
+        "serve.address": own_address("demo"),
         "serve.metrics_port": 0,
         "tape.dir": str(out / "tape"),
     }

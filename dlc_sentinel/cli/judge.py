@@ -15,7 +15,9 @@ from dlc_sentinel.config import Config
 from dlc_sentinel.offline import analyze as offline
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Json
+from dlc_sentinel.report.story import outcomes
 from dlc_sentinel.sinks.alert_lines import AlertLines
+from dlc_sentinel.verdicts import asked
 
 SHOWN_STEPS = 12
 SHOWN_LINES = 10
@@ -58,7 +60,7 @@ def replay(
         for event in judged.events:
             if run is None or event.run in (report["run"], ""):
                 lines.handle(event)
-        summary(report, chosen)
+        summary(judged, chosen)
     raise typer.Exit(offline.exit_code(report))
 
 
@@ -106,25 +108,24 @@ def analyze(
     if as_json:
         screen.data_json(report)
     else:
-        summary(report, chosen)
+        summary(judged, chosen)
     if judged.partial:
         screen.say("stopped early: this is the verdict of what was read until then")
         raise typer.Exit(offline.EXIT_BLIND)
     raise typer.Exit(offline.exit_code(report))
 
 
-def summary(report: Mapping[str, Json], config: Config) -> None:
+def summary(judged: offline.Judged, config: Config) -> None:
     """The report for a reader, on stdout: what is wrong and what to do first."""
+    report = judged.report
     verdict, unused = plain(report["verdict"], 40), report["unparsed_lines"]
     screen.wrapped(f"{verdict}: {missing.line(verdict, report['steps'], config.window, len(unused))}")
     if report["run"]:
         screen.wrapped(f"run {plain(report['run'], 60)}{others(report['other_runs'])}")
     for finding in report["findings"]:
-        _finding(finding)
+        _finding(finding, judged.hypothetical)
     if report["commands"]:
-        screen.data("\ncommands (of this replay; those that the recording does not answer are hypothetical)")
-        columns = ("step", "kind", "action", "reason")
-        screen.table(columns, [[_word(command[name]) for name in columns] for command in report["commands"]])
+        _commands(judged)
     _steps(report["steps"], str(config.ess.horizon))
     if report["corrections"]:
         _corrections(report["corrections"])
@@ -141,11 +142,11 @@ def others(runs: list[Mapping[str, Json]]) -> str:
     return f"; also on this tape: {shown}{', ...' if len(runs) > SHOWN_LINES else ''} (--run NAME shows one)"
 
 
-def _finding(finding: Mapping[str, Json]) -> None:
+def _finding(finding: Mapping[str, Json], hypothetical: bool) -> None:
     name, kind = plain(finding["verdict"], 40), plain(finding["kind"] or "", 40)
     marks = [plain(finding["state"], 20)]
     marks += ["catastrophic"] if finding["catastrophic"] else []
-    marks += ["acted on"] if finding["acted"] else []
+    marks += [what] if (what := asked(finding, hypothetical=hypothetical)) else []
     screen.data("")
     screen.wrapped(
         f"  {name}{f' ({kind})' if kind else ''}, since step {finding['since_step']}: {', '.join(marks)}, "
@@ -155,6 +156,25 @@ def _finding(finding: Mapping[str, Json]) -> None:
     evidence = [f"{plain(key, 40)} {_word(value)}" for key, value in finding["evidence"].items()]
     if evidence:
         screen.wrapped(f"    evidence: {', '.join(evidence)}", " " * 8)
+
+
+def _commands(judged: offline.Judged) -> None:
+    """Each command with what came of it; those of an earlier life, which no event tells of, with a dash."""
+    columns = ("step", "kind", "action", "reason")
+    own = [event for event in judged.events if event.run == judged.report["run"]]
+    came_of = {
+        (event.step, event.data.get("kind"), event.data.get("action"), event.data.get("reason")): outcome
+        for event, _, outcome in outcomes(own, hypothetical=judged.hypothetical)
+    }
+    rows = [[command[name] for name in columns] for command in judged.report["commands"]]
+    why = (
+        "of this replay, all hypothetical: nobody was there to act on them"
+        if judged.hypothetical
+        else "of this replay; with other settings than the run's, one without an answer is hypothetical"
+    )
+    screen.data(f"\ncommands ({why})")
+    shown = [[*map(_word, row[:3]), came_of.get(tuple(row), "-"), _word(row[3])] for row in rows]
+    screen.table((*columns[:3], "outcome", columns[3]), shown)
 
 
 def _steps(steps: list[Mapping[str, Json]], horizon: str) -> None:

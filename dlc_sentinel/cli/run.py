@@ -14,13 +14,12 @@ import typer
 
 from dlc_sentinel.cli import codes, screen, settings
 from dlc_sentinel.cli.child import ABORT, Child
-from dlc_sentinel.cli.sentinel import Sentinel
+from dlc_sentinel.cli.sentinel import Sentinel, own_address
 from dlc_sentinel.cli.serve import announce
 from dlc_sentinel.config import Config
 from dlc_sentinel.errors import AddressInUse
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Event, Json, Snapshot
-from dlc_sentinel.wire import address as addresses
 
 GRACE_S = 60.0
 
@@ -83,7 +82,7 @@ def run(
 
 def _beside(load: Callable[..., settings.Settings], bell: AbortBell) -> tuple[Sentinel, Config]:
     """A sentinel for one job. Several may run on one machine, so what nobody set is chosen free."""
-    own: dict[str, Json] = {"serve.address": f"ipc://{addresses.default_folder() / f'run-{os.getpid()}.sock'}"}
+    own: dict[str, Json] = {"serve.address": own_address("run")}
     chosen = load(unless_set=own)
     try:
         return Sentinel(chosen.config, bell), chosen.config

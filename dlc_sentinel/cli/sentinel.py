@@ -26,11 +26,14 @@ from dlc_sentinel.sinks.prometheus import PrometheusSink
 from dlc_sentinel.sinks.systemd import SystemdNotify
 from dlc_sentinel.tape.recorder import Recorder
 from dlc_sentinel.tape.replay import last_states
-from dlc_sentinel.tape.schema import is_tape
+from dlc_sentinel.tape.schema import STATE_FILE, is_tape
 from dlc_sentinel.web.sink import PageSink
+from dlc_sentinel.wire import address as addresses
 from dlc_sentinel.wire.receiver import Receiver
 
 EVENTS_FILE = "events.jsonl"
+TOLD_BYTES = 8 * 2**20
+"""Size of the state to go on from above which reading it is announced."""
 _JOIN_S = 20.0
 _log = logging.getLogger(__name__)
 
@@ -111,6 +114,7 @@ class Sentinel:
             # The address first: where it is taken, no tape folder is made.
             receiver = _receiver(config)
             undo.callback(receiver.close)
+            _say_last_life(config)
             recorder = _recorder(config)
             if recorder is not None:
                 undo.callback(recorder.close, 0.0)
@@ -155,6 +159,10 @@ class Sentinel:
             self.runtime.close()
         if self._token:
             reset_token.remove(self.metrics.port, self._token)
+        path = self.address.ipc_path
+        if path is not None and path.endswith(_own_name("")):
+            # Only of a socket that is named after this process: nobody else may wait for that lock.
+            Path(f"{path}.lock").unlink(missing_ok=True)
 
     def _guarded(self) -> None:
         try:
@@ -175,6 +183,15 @@ class Sentinel:
         return secret
 
 
+def own_address(kind: str) -> str:
+    """An address of this process alone. Raises: AddressError as `default_folder`."""
+    return f"ipc://{addresses.default_folder() / _own_name(kind)}"
+
+
+def _own_name(kind: str) -> str:
+    return f"{kind}-{os.getpid()}.sock"
+
+
 def _receiver(config: Config) -> Receiver:
     serve = config.serve
     try:
@@ -186,6 +203,13 @@ def _receiver(config: Config) -> Receiver:
         )
     except AddressInUse as error:
         raise AddressInUse(f"{error} (--set serve.address=ipc:///PATH or tcp://127.0.0.1:PORT)") from error
+
+
+def _say_last_life(config: Config) -> None:
+    """A line where there is so much to go on from that reading it takes a moment."""
+    state = Path(config.tape.dir) / STATE_FILE
+    if config.tape.dir and state.exists() and (size := state.stat().st_size) >= TOLD_BYTES:
+        screen.say(f"reading {size / 1e6:.0f} MB of tape of the last life ({state}) ...")
 
 
 def _recorder(config: Config) -> Recorder | None:

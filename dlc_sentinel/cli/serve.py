@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import shlex
+import socket
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,10 +68,28 @@ def announce(sentinel: Sentinel, config: Config) -> None:
         f"  metrics  {sentinel.metrics.url}/metrics",
         f"  page     {_page(sentinel, config)}",
         f"  tape     {tape}",
-        f"  job      export DLC_SENTINEL={sentinel.address}",
+        f"  job      export {' '.join(_exports(sentinel, config))}",
         f"  view     dlc-sentinel watch {sentinel.metrics.url}",
     )
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _exports(sentinel: Sentinel, config: Config) -> Iterator[str]:
+    """What a job's environment needs, as a shell takes it."""
+    address = sentinel.address
+    yield f"DLC_SENTINEL={f'tcp://{socket.gethostname()}:{address.port}' if _is_any(address.host) else address}"
+    if config.serve.keys:
+        yield f"DLC_SENTINEL_KEYS={shlex.quote(str(Path(config.serve.keys).resolve()))}"
+    elif config.serve.insecure and not address.is_local:
+        yield "DLC_SENTINEL_INSECURE=1"
+
+
+def _is_any(host: str) -> bool:
+    """True for an address that one listens at, on every interface, and no other machine can connect to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == "*"
 
 
 def _page(sentinel: Sentinel, config: Config) -> str:

@@ -114,7 +114,7 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "template, tool output)."
     ),
     ("DATA", "masked_span"): (
-        "Tokens that are off come in runs: tool output or prompt text seems to be inside the mask."
+        "Tokens that are off come in runs: tool output, prompt text or padding seems to be inside the mask."
     ),
     ("DATA", "finish_reason"): (
         "Rows are counted as cut off although the engine says they finished: a second end token is not known "

@@ -261,13 +261,14 @@ class Decider:
         if due is None or s.abort_issued:
             return None
         s.abort_issued = True
-        due.acted = self._config.act.mode == "abort"
+        sends = self._config.act.mode == "abort"
+        due.acted = due.acted or sends
         reason = f"{due.verdict} {due.kind} since step {due.since_step}"
         command = Command(
             id=self._next_id("ABORT"), run=self._run, kind="ABORT", reason=reason, evidence=dict(due.evidence),
             issued_step=facts.step, not_before_step=facts.step, expires_step=facts.step + self._config.act.ttl_steps,
         )  # fmt: skip
-        return Decision("command", f"ABORT: {reason}", command, sent=due.acted)
+        return Decision("command", f"ABORT: {reason}", command, sent=sends)
 
     def _next_id(self, kind: str) -> str:
         self.state.num_commands += 1

@@ -12,6 +12,7 @@ from dlc_sentinel import runtime
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.core.run import Tap
+from dlc_sentinel.errors import TapeError
 from dlc_sentinel.offline import metrics_judge, sources
 from dlc_sentinel.offline.corrections import Corrections
 from dlc_sentinel.plaintext import plain
@@ -45,6 +46,8 @@ class Judged:
     """What cannot be known from this recording, in sentences."""
     partial: bool = False
     """True when it was stopped before the end."""
+    hypothetical: bool = True
+    """False for a tape, whose job may have been there to act on commands."""
 
 
 def judge(
@@ -78,9 +81,15 @@ def judge(
     tap = None if compared is None else compared.take
     if kind == "tape":
         watching.total = sum(part.stat().st_size for _, part in part_paths(Path(path)))
-        done = runtime.replayed(path, settings, run, watched=watching.frames, tap=tap)
+        try:
+            done = runtime.replayed(path, settings, run, watched=watching.frames, tap=tap)
+        except TapeError:
+            if run is None or not watching.stopped:
+                raise
+            note = f"no run {plain(run, 60)!r} came before the reading was stopped"
+            return Judged(_whole(None, [], run=run), notes=[note], partial=True, hypothetical=False)
         report = _whole(done.report, [], compared, done.run, done.verdicts)
-        return Judged(report, done.events, done.commands, partial=watching.stopped)
+        return Judged(report, done.events, done.commands, partial=watching.stopped, hypothetical=False)
     source = sources.token_source(path, kind, on_policy=on_policy)
     events, monitor = _played(source, settings, watching, tap)
     commands = [event.data for event in events if event.kind == "command"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dlc_sentinel.errors import TapeError
-from dlc_sentinel.offline.lines import MAX_LINE_BYTES, opened, tree_of
+from dlc_sentinel.offline.lines import numbered, opened, tree_of
 from dlc_sentinel.offline.samples import Sample, records
 from dlc_sentinel.records import Hello, Json, Record, Source, StepEnd
 
@@ -46,9 +46,7 @@ class GymRollouts:
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         try:
             with opened(self.path) as file:
-                number = 0
-                while text := file.readline(MAX_LINE_BYTES):
-                    number += 1
+                for number, text in numbered(file, self.problems):
                     self.done = min(self.done + len(text), self.total)
                     if text.strip():
                         yield number, text

@@ -6,8 +6,6 @@ Two passes: the first notes where each line is and what step it belongs to, the 
 
 from __future__ import annotations
 
-import gzip
-import shutil
 import tempfile
 from array import array
 from collections import Counter
@@ -20,7 +18,7 @@ import numpy as np
 
 from dlc_sentinel.errors import TapeError
 from dlc_sentinel.offline import lines
-from dlc_sentinel.offline.lines import MAX_LINE_BYTES, Bytes, MetaLine, ScalarsLine, SeqLine, SyncedLine
+from dlc_sentinel.offline.lines import MAX_LINE_BYTES, Bytes, MetaLine, ScalarsLine, SeqLine, SyncedLine, Unpacked
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import (
     F32,
@@ -50,7 +48,7 @@ class Interchange:
 
     `records` may be iterated once; afterwards `problems` holds (line number, why) of every line that was not used.
     `done` of `total` bytes are read (unpacked).
-    Raises: TapeError if the file cannot be read.
+    Raises: TapeError if the file cannot be read, or no line of it can be used.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -69,18 +67,23 @@ class Interchange:
                 self._index(file)
         except (OSError, EOFError) as error:
             raise TapeError(f"{self.path}: cannot be read ({error}); wanted JSON lines, plain or gzip") from error
-        if self.problems and not self._number and self.meta == MetaLine():
-            number, why = self.problems[0]
-            raise TapeError(f"{self.path}: not JSON Lines of this format: no line can be used; line {number}: {why}")
+        if not self._number and self.meta == MetaLine():
+            raise self._useless()
         self.run = self.meta.run or self.path.name.removesuffix(".gz").removesuffix(".jsonl")
         self._source = Source(self.run, "trainer", PRODUCER)
         self._mis_sized: Counter[int] = Counter()
 
+    def _useless(self) -> TapeError:
+        """Why nothing at all can be judged."""
+        if not self.problems:
+            return TapeError(f"{self.path}: no line in it; wanted JSON lines of this format (README, File format)")
+        (number, why), other = self.problems[0], "" if self._number else "not JSON Lines of this format: "
+        return TapeError(f"{self.path}: {other}no line can be used; line {number}: {why}")
+
     def _index(self, file: Bytes) -> None:
-        offset = 0
-        for number, text in _numbered(file):
-            at, offset = offset, offset + len(text)
-            self.total = offset
+        for number, text in lines.numbered(file, self.problems):
+            self.total = file.tell()
+            at = self.total - len(text)
             if not text.strip():
                 continue
             try:
@@ -123,16 +126,18 @@ class Interchange:
             yield self._plain(line)
         if step is not None:
             yield from self._end(step, batch)
+        elif self.meta == MetaLine():
+            raise self._useless()
 
     def _in_order(self) -> Iterator[SeqLine | ScalarsLine | SyncedLine]:
         order: I64 = np.lexsort((np.asarray(self._place, np.int64), np.asarray(self._step, np.int64)))
         with ExitStack() as stack:
             file = lines.opened(self.path)
             stack.callback(file.close)
-            if isinstance(file, gzip.GzipFile) and (np.diff(order) < 0).any():
+            if isinstance(file, Unpacked) and (np.diff(order) < 0).any():
                 # Lines out of order need seeks, which a packed file answers by reading from its start.
                 plain: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
-                shutil.copyfileobj(file, plain)
+                plain.writelines(file)
                 file = plain
             for index in order.tolist():
                 file.seek(self._offset[index])
@@ -207,16 +212,6 @@ def _told(unknown: Counter[str]) -> str:
     return f"fields that are not of this format were not read: {', '.join(named)}" + (
         ", ..." if len(unknown) > SHOWN_FIELDS else ""
     )
-
-
-def _numbered(file: Bytes) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, bytes); a line that is too long comes in pieces of one number, all but the first empty."""
-    number = 0
-    while text := file.readline(MAX_LINE_BYTES):
-        number += 1
-        yield number, text
-        while len(text) == MAX_LINE_BYTES and not text.endswith(b"\n"):
-            text = file.readline(MAX_LINE_BYTES)
 
 
 def _length(line: SeqLine) -> int:

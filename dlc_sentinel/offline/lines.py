@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import gzip
 import json
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Literal, TypeAlias, get_args
 
@@ -16,12 +18,36 @@ from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import F32, I64, Json, OldIs
 
 MAX_LINE_BYTES = 256 * 2**20
-Bytes: TypeAlias = IO[bytes] | gzip.GzipFile
 Number: TypeAlias = int | float
 Values: TypeAlias = list[float | str | None]
 Int: TypeAlias = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Versions: TypeAlias = int | list[int | list[int] | None] | None
 """A number, one per token, or [version, first token] pairs."""
+Problems: TypeAlias = list[tuple[int, str]]
+"""(line number, why) of what is not used."""
+
+
+class Unpacked(gzip.GzipFile):
+    """A gzip file whose whole lines are read up to where it breaks off, as a killed job leaves it; iterate or readline.
+
+    `broken` says why it ends there, "" where it does not. Raises: OSError, EOFError where it cannot be unpacked at all.
+    """
+
+    broken = ""
+
+    def readline(self, size: int | None = -1) -> bytes:
+        if self.broken:
+            return b""
+        try:
+            return super().readline(size)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            if not self.tell():
+                raise gzip.BadGzipFile(str(error)) from error
+            self.broken = str(error)
+            return b""
+
+
+Bytes: TypeAlias = IO[bytes] | Unpacked
 
 
 def opened(path: Path) -> Bytes:
@@ -29,9 +55,24 @@ def opened(path: Path) -> Bytes:
     file = path.open("rb")
     if file.read(2) == b"\x1f\x8b":
         file.close()
-        return gzip.GzipFile(path)
+        return Unpacked(path)
     file.seek(0)
     return file
+
+
+def numbered(file: Bytes, problems: Problems, name: str = "") -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, bytes) of each line, of one that is too long its first MAX_LINE_BYTES.
+
+    Where a packed file breaks off is a problem more, told with `name` in front.
+    """
+    number = 0
+    while text := file.readline(MAX_LINE_BYTES):
+        number += 1
+        yield number, text
+        while len(text) == MAX_LINE_BYTES and not text.endswith(b"\n"):
+            text = file.readline(MAX_LINE_BYTES)
+    if isinstance(file, Unpacked) and file.broken:
+        problems.append((number + 1, f"{name}cannot be read from here on ({file.broken})"))
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlc_sentinel.errors import TapeError
-from dlc_sentinel.offline.lines import opened, tree_of
+from dlc_sentinel.offline.lines import numbered, opened, tree_of
 from dlc_sentinel.records import Json
 
 STATE_NAME = "trainer_state.json"
@@ -99,7 +99,7 @@ class MetricLog:
         entries = []
         try:
             with opened(self.path) as file:
-                for number, text in enumerate(file, 1):
+                for number, text in numbered(file, self.problems):
                     try:
                         entries.append(_verl_line(text))
                     except (ValueError, KeyError, TypeError) as error:
@@ -112,10 +112,13 @@ class MetricLog:
     def _history(self) -> list[tuple[int, Numbers]]:
         try:
             tree = tree_of(self.path.read_bytes())
-            history = tree["log_history"]
-            return [(int(entry["step"]), _numbers(entry)) for entry in history if isinstance(entry.get("step"), int)]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TapeError(f"{self.path}: no trainer state with a log_history ({error})") from error
+            history = tree.get("log_history") if isinstance(tree, Mapping) else None
+            if not isinstance(history, list):
+                raise ValueError("no log_history in it")
+        except (OSError, ValueError) as error:
+            raise TapeError(f"{self.path}: not {STATE_NAME} of TRL ({error}); wanted its list log_history") from error
+        entries = [entry for entry in history if isinstance(entry, Mapping) and isinstance(entry.get("step"), int)]
+        return [(entry["step"], _numbers(entry)) for entry in entries]
 
 
 def _verl_line(text: bytes) -> tuple[int, Numbers]:

@@ -34,9 +34,13 @@ ADVICE: Mapping[tuple[str, str], str] = {
     "learning rate. Record a tape to be sure.",
     ("BLIND", "mixed_basis"): "The log holds discrepancy and lag in one number. Record a tape with the versions of the "
     "rows, or say --on-policy if every row was trained by the weights that made it.",
-    ("BLIND", "no_mismatch_metrics"): "The log says nothing of engine against trainer (verl logs none in bypass mode): "
-    "record a tape.",
 }
+UNLOGGED: Mapping[str, str] = {
+    "verl": "The log says nothing of engine against trainer (verl logs none in bypass mode): record a tape.",
+    "trl": "The log says nothing of engine against trainer (TRL logs it only with use_vllm and "
+    "vllm_importance_sampling_correction): record a tape.",
+}
+"""Advice for BLIND/no_mismatch_metrics, by stack."""
 
 
 def judge(log: MetricLog, config: Config, *, on_policy: bool = False) -> dict[str, Json]:
@@ -53,7 +57,7 @@ def judge(log: MetricLog, config: Config, *, on_policy: bool = False) -> dict[st
         basis, floor = _basis(now, on_policy), _floor(done, on_policy, config)
         facts = replace(_facts(now, basis, floor), learning=starts.update(now.scalars))
         history = [*history, facts][-KEPT_STEPS:]
-        found = _candidates(done, basis, floor, config, on_policy) + learning(history, View(config))
+        found = _candidates(done, basis, floor, config, on_policy, log.stack) + learning(history, View(config))
         findings.update(now.step, sorted(found, key=lambda c: SEVERITY.index(c.verdict)))
         steps.append(_public(facts, now))
     worst = min(findings.open(), key=lambda finding: finding.rank, default=None)
@@ -121,7 +125,7 @@ def _excludes_lag(now: MetricStep, config: Config) -> bool:
 
 
 def _candidates(
-    done: Sequence[MetricStep], basis: Basis, floor: float, config: Config, on_policy: bool
+    done: Sequence[MetricStep], basis: Basis, floor: float, config: Config, on_policy: bool, stack: str
 ) -> list[Candidate]:
     now = done[-1]
     evidence: dict[str, Json] = {
@@ -129,7 +133,7 @@ def _candidates(
         "floor_rms_nats": floor, "age_mean": now.age_mean, "age_max": now.age_max, "basis": basis,
     }  # fmt: skip
     if basis == "none":
-        return [_found("BLIND", "no_mismatch_metrics", 0.9, {"step": now.step})]
+        return [Candidate("BLIND", "no_mismatch_metrics", 0.9, UNLOGGED[stack], {"step": now.step})]
     if basis == "exact":
         high = _level(now) > max(ABOVE_FLOOR * floor, MIN_ENGINE_NATS)
         exact = [_level(s) for s in done if _basis(s, on_policy) == "exact"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dlc_sentinel.errors import TapeError
-from dlc_sentinel.offline.lines import MAX_LINE_BYTES, opened, tree_of
+from dlc_sentinel.offline.lines import Problems, numbered, opened, tree_of
 from dlc_sentinel.offline.samples import BATCH_TOKENS, Sample, known_version, records
 from dlc_sentinel.records import F32, UNKNOWN_VERSION, Bool, Hello, Json, Record, Source, StepEnd
 
@@ -81,7 +81,7 @@ class TokenLines:
 
     def _samples(self, files: list[Path]) -> Iterator[Sample]:
         for file in files:
-            for number, text in _lines(file):
+            for number, text in _lines(file, self.problems):
                 self.done += len(text)
                 try:
                     tree = tree_of(text)
@@ -90,14 +90,10 @@ class TokenLines:
                     self.problems.append((number, f"{file.name}: {type(error).__name__} {error}"))
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(file: Path, problems: Problems) -> Iterator[tuple[int, bytes]]:
     try:
         with opened(file) as lines:
-            number = 0
-            while text := lines.readline(MAX_LINE_BYTES):
-                number += 1
-                if text.strip():
-                    yield number, text
+            yield from ((number, text) for number, text in numbered(lines, problems, f"{file.name}: ") if text.strip())
     except (OSError, EOFError) as error:
         raise TapeError(f"{file}: cannot be read ({error})") from error
 

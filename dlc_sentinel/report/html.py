@@ -15,7 +15,7 @@ from dlc_sentinel.records import Json
 from dlc_sentinel.report import figure, strips
 from dlc_sentinel.report import story as told
 from dlc_sentinel.report.story import Story, word
-from dlc_sentinel.verdicts import VerdictText, text_of
+from dlc_sentinel.verdicts import VerdictText, asked, text_of
 
 MAX_TABLE_STEPS = 160
 MAX_FINDINGS = 24
@@ -66,7 +66,7 @@ def _parts(story: Story) -> Mapping[str, Json]:
         "when": told.when(story),
         "advice": advice(story),
         "cards": cards(story),
-        "findings": [_finding(same[0], same[1:]) for same in told.alike(story)[:MAX_FINDINGS]],
+        "findings": [_finding(story, same[0], same[1:]) for same in told.alike(story)[:MAX_FINDINGS]],
         "num_findings": len(told.alike(story)),
         "sent": told.sent(story)[:MAX_SENT],
         "num_sent": len(told.sent(story)),
@@ -144,14 +144,14 @@ def _median(story: Story, keys: Sequence[str]) -> float:
     return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2.0
 
 
-def _finding(finding: Mapping[str, Json], others: Sequence[Mapping[str, Json]]) -> Mapping[str, Json]:
+def _finding(story: Story, finding: Mapping[str, Json], others: Sequence[Mapping[str, Json]]) -> Mapping[str, Json]:
     text: VerdictText = text_of(plain(finding["verdict"], 24))
     confidence = number(finding, "confidence")
     state = plain(finding["state"], 20)
     facts = [state, f"since step {word(finding['since_step'])}"]
     facts += [f"{100 * confidence:.0f} % sure"] if math.isfinite(confidence) else []
     facts += ["catastrophic"] if finding["catastrophic"] else []
-    facts += ["acted on"] if finding["acted"] else []
+    facts += [what] if (what := asked(finding, hypothetical=not story.has_clock)) else []
     evidence = finding["evidence"] if isinstance(finding["evidence"], Mapping) else {}
     return {
         "name": plain(finding["verdict"], 24),

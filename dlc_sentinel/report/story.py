@@ -83,30 +83,40 @@ class Sent(NamedTuple):
 
 def sent(story: Story) -> list[Sent]:
     """Commands in order, each with its answer and the ESS of the action horizon before and at best soon after."""
-    answers = {str(event.data.get("id")): event for event in story.events if event.kind == "ack"}
     ess = {int(step["step"]): number(step, "lag_ess", str(story.horizon)) for step in story.steps}
     found = []
-    for event in story.events:
-        if event.kind != "command":
-            continue
+    for event, answer, outcome in outcomes(story.events, hypothetical=not story.has_clock):
         data = event.data
-        answer = answers.get(str(data.get("id")))
         done = answer.step if answer is not None and answer.data.get("outcome") == "applied" else event.step
         after = [ess.get(max(done, event.step) + i, math.nan) for i in range(1, AFTER_STEPS + 1)]
-        outcome = "not sent (mode)" if data.get("sent") is False else "no answer"
         found.append(
             Sent(
                 event.step,
                 plain(data.get("kind"), 20),
                 plain(data.get("action") or "", 20) + (", cache reset" if data.get("reset_cache") else ""),
                 plain(data.get("reason") or event.text, 300),
-                plain(answer.data.get("outcome") or "answered", 20) if answer else outcome,
+                outcome,
                 plain(answer.text, 300) if answer else "",
                 ess.get(event.step, math.nan),
                 max((value for value in after if not math.isnan(value)), default=math.nan),
             )
         )
     return found
+
+
+def outcomes(events: Sequence[Event], *, hypothetical: bool) -> Iterator[tuple[Event, Event | None, str]]:
+    """(command, its answer, what came of it) in order; `hypothetical`: nobody was there to act on one."""
+    answers = {str(event.data.get("id")): event for event in events if event.kind == "ack"}
+    for event in events:
+        if event.kind != "command":
+            continue
+        answer = None if hypothetical else answers.get(str(event.data.get("id")))
+        if answer is not None:
+            yield event, answer, plain(answer.data.get("outcome") or "answered", 20)
+        elif event.data.get("sent") is False:
+            yield event, None, "not sent (mode)"
+        else:
+            yield event, None, "hypothetical" if hypothetical else "no answer"
 
 
 def spans(story: Story) -> list[Span]:

@@ -81,11 +81,23 @@ class Wording:
         return Line((*key, "closed"), "[ok]", _closed_text(data, verdict, kind, state or "closed"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What was said last under one key, and what has been held back since."""
+
+    t_s: float
+    num_held: int = 0
+    mark: str = ""
+    text: str = ""
+    """The newest line held back."""
+
+
 class AlertLines:
     """Writes alert lines to a stream, at most one per key in `min_interval_s` of event time.
 
-    What was held back is counted and said in the next line of that key. A stream that breaks loses lines only
-    (`num_lost`). Bell and colour appear on a tty only, and not where no_color is set (the caller reads NO_COLOR).
+    What was held back is counted and said in the next line of that key, and the last of it at close. A stream that
+    breaks loses lines only (`num_lost`). Bell and colour appear on a tty only, and not where no_color is set (the
+    caller reads NO_COLOR).
     """
 
     def __init__(self, stream: TextIO | None = None, *, no_color: bool = False, min_interval_s: float = 60.0) -> None:
@@ -93,35 +105,32 @@ class AlertLines:
         self._min_interval_s = min_interval_s
         self._decorated = not no_color and self._stream.isatty()
         self._wording = Wording()
-        self._last: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
+        self._last: OrderedDict[tuple[str, ...], _Said] = OrderedDict()
         self.num_lost = 0
 
     def handle(self, event: Event) -> None:
         line = self._wording.line(event)
         if line is None:
             return
-        num_held = self._held(line.key, event.t_s)
-        if num_held is None:
+        text = f"{_clock(event.t_s)} {line.mark} {where(event)}: {line.text}"
+        said = self._last.pop(line.key, _Said(-math.inf))
+        if said.t_s <= event.t_s < said.t_s + self._min_interval_s:
+            remember(self._last, line.key, _Said(said.t_s, said.num_held + 1, line.mark, text))
             return
-        more = f" (+{num_held} like it held back)" if num_held else ""
-        self._write(
-            line.mark, f"{_clock(event.t_s)} {line.mark} {where(event)}: {line.text}{more}", event.level == "CRITICAL"
-        )
+        remember(self._last, line.key, _Said(event.t_s))
+        more = f" (+{said.num_held} like it held back)" if said.num_held else ""
+        self._write(line.mark, text + more, event.level == "CRITICAL")
 
     def publish(self, snapshot: Snapshot) -> None:
         """Nothing: lines are about changes."""
 
     def close(self) -> None:
-        """Nothing to release: the stream is the caller's."""
-
-    def _held(self, key: tuple[str, ...], t_s: float) -> int | None:
-        """Number of lines held back before this one, or None where this one is held back too."""
-        last_s, num_held = self._last.pop(key, (-math.inf, 0))
-        if last_s <= t_s < last_s + self._min_interval_s:
-            remember(self._last, key, (last_s, num_held + 1))
-            return None
-        remember(self._last, key, (t_s, 0))
-        return num_held
+        """Says the last of what is held back under each key; the stream is the caller's. A second call says nothing."""
+        for said in self._last.values():
+            if said.num_held:
+                more = f"the last of {said.num_held} like it held back" if said.num_held > 1 else "held back until now"
+                self._write(said.mark, f"{said.text} ({more})", False)
+        self._last.clear()
 
     def _write(self, mark: str, line: str, is_critical: bool) -> None:
         line = _folded(line, self._stream)

@@ -35,6 +35,9 @@ from dlc_sentinel.sinks import shipped, snapshot_json
 _IDLE_TIMEOUT_S = 10.0
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 RESET_PATH = "/api/v1/actions/reset"
+_PAGES = (
+    "/metrics", "/healthz", "/readyz", snapshot_json.PATH, shipped.RUNBOOKS_PATH, f"{shipped.RUNBOOKS_PATH}/NAME",
+)  # fmt: skip
 
 Answer = tuple[HTTPStatus, str, bytes]
 """Status, content type, body."""
@@ -140,16 +143,17 @@ class PrometheusSink:
             return self._ready()
         if parts.path == snapshot_json.PATH:
             return self._snapshot_answer(parse_qs(parts.query))
+        if parts.path.rstrip("/") == shipped.RUNBOOKS_PATH:
+            pages = (f"{shipped.RUNBOOKS_PATH}/{name}" for name in shipped.runbook_names())
+            return _text(HTTPStatus.OK, "\n".join(pages))
         if parts.path.startswith(f"{shipped.RUNBOOKS_PATH}/"):
             page = shipped.runbook(parts.path.removeprefix(f"{shipped.RUNBOOKS_PATH}/"))
             if page is None:
-                return _text(HTTPStatus.NOT_FOUND, "no such runbook")
+                return _text(HTTPStatus.NOT_FOUND, f"no such runbook; {shipped.RUNBOOKS_PATH} lists them")
             return _text(HTTPStatus.OK, page.rstrip("\n"))
         if parts.path == "/":
-            return _text(HTTPStatus.OK, f"dlc-sentinel: /metrics  /healthz  /readyz  {snapshot_json.PATH}")
-        return _text(
-            HTTPStatus.NOT_FOUND, f"no such page; there are /metrics, /healthz, /readyz and {snapshot_json.PATH}"
-        )
+            return _text(HTTPStatus.OK, f"dlc-sentinel: {'  '.join(_PAGES)}")
+        return _text(HTTPStatus.NOT_FOUND, f"no such page; there are {', '.join(_PAGES)}")
 
     def _answer_post(self, target: str, authorization: str) -> Answer:
         """What a POST of `target` is answered with."""

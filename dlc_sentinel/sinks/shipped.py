@@ -29,6 +29,14 @@ def runbooks() -> Path:
     return _there(_PACKAGE / "runbooks", _PACKAGE.parent / "docs" / "runbooks")
 
 
+def runbook_names() -> list[str]:
+    """The names that `runbook` takes, in order; none if the pages are not there."""
+    try:
+        return sorted(path.stem for path in runbooks().glob("*.md"))
+    except ConfigError:
+        return []
+
+
 def runbook(name: str) -> str | None:
     """The text of a page, with or without .md in its name; None if there is none of that name."""
     page = name.removesuffix(".md")

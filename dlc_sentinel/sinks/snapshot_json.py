@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import fields
+from http import HTTPStatus
 from typing import cast, get_args
 
 from dlc_sentinel.errors import RecordError
@@ -73,6 +74,8 @@ def fetch(url: str, *, timeout_s: float = 5.0, history: int = 512) -> Snapshot:
         with opener.open(f"{url.rstrip('/')}{PATH}?history={history}", timeout=timeout_s) as answer:
             body = answer.read(MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise OSError(f"{plain(url)}: it is still starting: try again in a moment") from error
         raise OSError(f"{plain(url)}: answered {error.code} {plain(error.reason)}; is it {METRICS_PORT}?") from error
     except urllib.error.URLError as error:
         raise OSError(f"{plain(url)}: {plain(error.reason)}; is `dlc-sentinel serve` running there?") from error

@@ -14,7 +14,7 @@ from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Json
 from dlc_sentinel.ui.charts import BAD, DIM, GOOD, TITLE, UNKNOWN, WARN, finite
 from dlc_sentinel.ui.page import Page, ago, cut, fit, forecast, headline, title, word, wrap
-from dlc_sentinel.verdicts import text_of
+from dlc_sentinel.verdicts import asked, text_of
 
 _ROOMY = 96
 
@@ -102,7 +102,7 @@ def _headline_words(page: Page) -> tuple[str, str, str, str, str]:
         check = "do: see whether the sentinel and the way to it are alive; the job trains on without it"
         return "[??]", UNKNOWN, f"NOT KNOWN, last seen {name}", "below is the last picture that arrived", check
     if not text.is_known:
-        return "[??]", UNKNOWN, f"{name}, health NOT KNOWN", missing.line(name, page.run.history), advice
+        return "[??]", UNKNOWN, f"{name}, health NOT KNOWN", missing.line(name, page.run.history, run=page.run), advice
     if name == "HEALTHY":
         return "[ok]", f"bold {GOOD}", name, text.line, "do: nothing; this says nothing about learning"
     return "[!!]", BAD, name, text.line, advice
@@ -116,7 +116,7 @@ def finding_name(finding: Mapping[str, Json]) -> str:
         f"{plain(finding.get('verdict'), 24)}{f' ({kind})' if kind else ''} {plain(finding.get('state'), 14)}, "
         f"since step {plain(finding.get('since_step'), 12)}"
         + (f", {100 * confidence:.0f} % sure" if math.isfinite(confidence) else "")
-        + (", acted on" if finding.get("acted") is True else "")
+        + (f", {what}" if (what := asked(finding)) else "")
     )
 
 

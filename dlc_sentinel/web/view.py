@@ -12,7 +12,7 @@ from dlc_sentinel import missing
 from dlc_sentinel.catalog import HORIZONS, OPEN_STATES, number, part
 from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Event, Json, RunSnapshot, Snapshot
-from dlc_sentinel.verdicts import VERDICTS, text_of
+from dlc_sentinel.verdicts import VERDICTS, asked, text_of
 
 MAX_RUNS = 64
 MAX_LISTED = 64
@@ -68,7 +68,7 @@ def _run(run: RunSnapshot, now_s: float, since: int) -> dict[str, Json]:
         "verdict": text.name,
         "is_known": text.is_known,
         "is_trusted": text.is_known and basis not in ("mixed", "none"),
-        "meaning": missing.line(text.name, run.history),
+        "meaning": missing.line(text.name, run.history, run=run),
         "advice": plain(head.get("advice") or text.do[0], 400),
         "state": plain(head.get("state") or "", 20),
         "since_step": head.get("since_step"),
@@ -148,7 +148,7 @@ def _finding(finding: Mapping[str, Json]) -> dict[str, Json]:
         "since_step": _number(finding, "since_step"),
         "confidence": _number(finding, "confidence"),
         "catastrophic": finding.get("catastrophic") is True,
-        "acted": finding.get("acted") is True,
+        "asked": asked(finding),
         "advice": plain(finding.get("advice") or text.do[0], 400),
         "means": text.means,
         "how_sure": text.how_sure,

@@ -26,8 +26,16 @@ class Notice:
 class Welcome:
     """The sentinel has not met this connection before; the producer answers with its hello."""
 
+    room_frames: int = 0
+    """Frames of one connection that its socket holds unread; it answers a goodbye with `Taken`. 0 = it does not."""
 
-Down: TypeAlias = Command | Notice | Welcome
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The goodbye was read, and with it all that went before: the producer may hang up."""
+
+
+Down: TypeAlias = Command | Notice | Welcome | Taken
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=codec.plain_value)
 _decoder = msgspec.msgpack.Decoder(schema.AnyDown)
@@ -35,6 +43,7 @@ _HEADS: dict[type, type[msgspec.Struct]] = {
     Command: schema.CommandHead,
     Notice: schema.NoticeHead,
     Welcome: schema.WelcomeHead,
+    Taken: schema.TakenHead,
 }
 _MESSAGES: dict[type, type] = {head: message for message, head in _HEADS.items()}
 
@@ -51,7 +60,7 @@ def encode_down(message: Down) -> bytes:
 
 
 def decode_down(buffer: frame.Buffer) -> Down:
-    """Command, Notice or Welcome. Raises: FrameError, whatever the bytes are."""
+    """Command, Notice, Welcome or Taken. Raises: FrameError, whatever the bytes are."""
     view, header = frame.open_header(buffer)
     head = codec.decode_header(_decoder, header)
     frame.open_buffers(view, len(header), [], {})

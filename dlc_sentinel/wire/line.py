@@ -18,7 +18,7 @@ from dlc_sentinel.errors import FrameError, ShapeError
 from dlc_sentinel.records import Ack, Bye, Command, Heartbeat, Hello, Record
 from dlc_sentinel.wire import codec, control
 from dlc_sentinel.wire.address import Address
-from dlc_sentinel.wire.control import Inbox, Notice
+from dlc_sentinel.wire.control import Inbox, Notice, Taken
 from dlc_sentinel.wire.keys import ProducerKeys
 from dlc_sentinel.wire.outbox import Blocks, Outbox, Parcel
 
@@ -27,7 +27,9 @@ EXIT_S = 1.0
 _IDLE_S = 0.1
 """Longest wait between looks at the control socket: what a command may be late by."""
 ALONE_S = 10.0
-"""A job that nobody has answered for so long says once that it is not watched."""
+"""A job that nobody has answered for so long says that it is not watched."""
+ALONE_EVERY_S = 60.0
+"""How often a job may say that the sentinel went away."""
 _BLOCKED_S = 0.001
 _HWM_FRAMES = 32
 _log = logging.getLogger("dlc_sentinel.hook")
@@ -59,10 +61,18 @@ class Line:
         self._num_handed = 0
         self._ready: deque[memoryview] = deque()
         self._ready_bytes = 0
+        self._ready_tokens = 0
+        self._timeout_s = EXIT_S
         self._deadline_s = float("inf")
         self._heartbeat_due_s = 0.0
-        self._alone_due_s = time.monotonic() + ALONE_S if hello.source.rank == 0 else float("inf")
+        self._alone_due_s = time.monotonic() + ALONE_S
+        self._is_heard = False
+        """A sentinel was there at some time."""
+        self._said_alone = False
         self._said_bye = False
+        self._room_frames = 0
+        """Frames that the sentinel's socket holds unread, 0 = not known: who sent more hangs up once all is taken."""
+        self._is_taken = False
         self._bell = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="dlc-sentinel-sender", daemon=True)
 
@@ -77,6 +87,7 @@ class Line:
 
     def close(self, timeout_s: float) -> None:
         if not self.closing:
+            self._timeout_s = timeout_s
             self._deadline_s = time.monotonic() + timeout_s
             self.closing = True
             self.wake()
@@ -93,11 +104,16 @@ class Line:
             _log.error("dlc-sentinel: sending to %s ended: %r; training goes on without it", self._address, error)
             self.closing = True
         finally:
-            left_ms = max(0, int(1000 * (min(self._deadline_s, time.monotonic() + EXIT_S) - time.monotonic())))
+            now_s = time.monotonic()
+            end_s = max(min(self._deadline_s, now_s + EXIT_S), now_s)
+            left_ms = int(1000 * (end_s - now_s))
             data.close(linger=left_ms)
             control_socket.close(linger=left_ms)
-            self.outbox.drop_all()
+            num_waited = self._drop_waiting()
             context.term()
+            # What was sent in time lets `term` return before the end; its timers count in milliseconds.
+            if self._awaits_taken() or (time.monotonic() >= end_s - 0.01 and not self._is_taken):
+                self._say_unsent(num_waited)
 
     def _connect(self, data: zmq.Socket[bytes], control_socket: zmq.Socket[bytes]) -> None:
         for socket, endpoint in ((data, self._address.data), (control_socket, self._address.control)):
@@ -133,15 +149,39 @@ class Line:
             self._bell.acquire(timeout=_IDLE_S if emptied and not self.closing else blocked_s)
 
     def _all_sent(self, emptied: bool) -> bool:
-        """Say goodbye once all is out; True when that is out as well."""
+        """Say goodbye once all is out; True when that is out as well, and taken where that is waited for."""
         if not emptied or len(self.outbox):
             return False
         if not self._said_bye:
             self._said_bye = True
+            # The sentinel answers a goodbye to whom it knows, and one that took over may not have met us yet.
+            self._heartbeat_due_s = 0.0
             _, dropped, _ = self.outbox.account()
             self.outbox.offer(Parcel(Bye(self.source, self._frames_sent + 1, dropped)))
             return False
-        return not self.acks
+        return not self.acks and not self._awaits_taken()
+
+    def _awaits_taken(self) -> bool:
+        return 0 < self._room_frames < self._frames_sent and not self._is_taken
+
+    def _drop_waiting(self) -> int:
+        """Count as dropped what ZeroMQ was not handed whole; the number of its tokens."""
+        num_tokens = self._ready_tokens
+        if num_tokens:
+            self.outbox.refuse("queue_full", num_tokens, offered=True)
+        self.outbox.done(self._ready_bytes)
+        return num_tokens + self.outbox.drop_all()
+
+    def _say_unsent(self, num_waited: int) -> None:
+        """The last word of a job whose sentinel did not take all. How much of what was sent is lost nobody knows."""
+        offered, _, _ = self.outbox.account()
+        if offered and (self._is_heard or self.source.rank == 0):
+            _log.warning(
+                "dlc-sentinel: %s of %s tokens of run %s were not sent, and the last of the others may be lost: the "
+                "sentinel at %s did not take them within %g s at the end; is it stopped, gone or overloaded? "
+                "`dlc-sentinel doctor` tests the chain",
+                f"{num_waited:,}", f"{offered:,}", self.source.run, self._address, self._timeout_s,
+            )  # fmt: skip
 
     def _send_data(self, data: zmq.Socket[bytes]) -> bool:
         """True when nothing is left to send, False when the socket takes no more now."""
@@ -154,7 +194,7 @@ class Line:
                 self._ready.popleft()
                 self._num_handed += 1
             self.outbox.done(self._ready_bytes)
-            self._ready_bytes = 0
+            self._ready_bytes = self._ready_tokens = 0
             parcel = self.outbox.take()
             if parcel is None:
                 return True
@@ -175,6 +215,7 @@ class Line:
             frames = codec.encode(packed.record, self._frames_sent)
             self._ready.extend(frames)
             self._frames_sent += len(frames)
+            self._ready_tokens = packed.num_tokens
         except (FrameError, ShapeError) as error:
             cause = "oversize" if isinstance(error, FrameError) else "mis_sized"
             self.outbox.refuse(cause, packed.num_tokens, offered=True)
@@ -184,22 +225,36 @@ class Line:
                 self.blocks.give(packed.block)
 
     def _send_control(self, control_socket: zmq.Socket[bytes]) -> None:
-        """Acks and heartbeat, as soon as a sentinel is there."""
-        with suppress(zmq.Again):
+        """Acks and heartbeat, as soon as a sentinel is there; that none is there, or is back, is said now and then."""
+        try:
             while self.acks:
                 self._say(control_socket, self.acks[0])
                 self.acks.popleft()
-            if time.monotonic() >= self._heartbeat_due_s:
-                offered, dropped, waiting = self.outbox.account()
-                beat = Heartbeat(self.source, self.last_step, self._frames_sent, offered, dropped, waiting)
-                self._say(control_socket, beat)
-                self._heartbeat_due_s = time.monotonic() + HEARTBEAT_S
-                self._alone_due_s = float("inf")
-        if time.monotonic() >= self._alone_due_s:
-            self._alone_due_s = float("inf")
+            if time.monotonic() < self._heartbeat_due_s:
+                return
+            offered, dropped, waiting = self.outbox.account()
+            beat = Heartbeat(self.source, self.last_step, self._frames_sent, offered, dropped, waiting)
+            self._say(control_socket, beat)
+        except zmq.Again:
+            self._note_alone()
+            return
+        self._heartbeat_due_s = time.monotonic() + HEARTBEAT_S
+        if not self._is_heard:
+            self._is_heard, self._alone_due_s = True, 0.0
+        if self._said_alone:
+            self._said_alone = False
+            _log.warning("dlc-sentinel: a sentinel answers at %s: run %s is watched", self._address, self.source.run)
+
+    def _note_alone(self) -> None:
+        """Said on rank 0, once each time, and not again within a minute where the sentinel comes and goes."""
+        now_s = time.monotonic()
+        if self.source.rank == 0 and not self._said_alone and now_s >= self._alone_due_s:
+            self._said_alone = True
+            self._alone_due_s = now_s + ALONE_EVERY_S
+            what = "the sentinel no longer answers at" if self._is_heard else "nobody answers at"
             _log.warning(
-                "dlc-sentinel: nobody answers at %s: run %s is not watched, and goes on; start `dlc-sentinel serve`",
-                self._address, self.source.run,
+                "dlc-sentinel: %s %s: run %s is not watched, and goes on; start `dlc-sentinel serve`",
+                what, self._address, self.source.run,
             )  # fmt: skip
 
     def _receive(self, control_socket: zmq.Socket[bytes]) -> None:
@@ -219,7 +274,10 @@ class Line:
             elif isinstance(message, Notice):
                 if self._on_notice is not None:
                     self._on_notice(message)
+            elif isinstance(message, Taken):
+                self._is_taken = True
             else:
+                self._room_frames = message.room_frames
                 with suppress(zmq.Again):
                     self._say(control_socket, self._hello)
 

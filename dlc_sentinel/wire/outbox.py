@@ -84,11 +84,14 @@ class Outbox:
         with self._lock:
             self.num_bytes -= num_bytes
 
-    def drop_all(self) -> None:
-        """Count all that waits as queue_full and forget it."""
+    def drop_all(self) -> int:
+        """Count all that waits as queue_full and forget it; the number of its tokens."""
+        num_tokens = 0
         while (parcel := self.take()) is not None:
             self.refuse("queue_full", parcel.num_tokens, offered=True)
             self.done(parcel.num_bytes)
+            num_tokens += parcel.num_tokens
+        return num_tokens
 
     def account(self) -> tuple[int, dict[str, int], int]:
         """(tokens offered, dropped by cause, bytes waiting), consistent with each other."""

@@ -15,7 +15,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from dlc_sentinel.errors import AddressError, AddressInUse, FrameError
-from dlc_sentinel.records import Command, Level, Source
+from dlc_sentinel.records import Bye, Command, Level, Source
 from dlc_sentinel.wire import address as addresses
 from dlc_sentinel.wire import codec, control, frame
 from dlc_sentinel.wire import keys as keyring
@@ -29,6 +29,9 @@ _BYTES_PER_POLL = 32 * 2**20
 _MAX_PEERS = 65536
 _PORT_TRIES = 64
 _ZAP_DOMAIN = "sentinel"
+_BYE = b"\xa3bye"
+"""A header begins with its kind: what a goodbye holds within its first `_KIND_BYTES`, and hardly another frame."""
+_KIND_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Receiver:
         held = keyring.load_sentinel(keys) if keys else None
         self.num_frames = 0
         self.num_bytes = 0
+        self._room_frames = max(2, peer_bytes // max_frame_bytes)
         self._peers: dict[bytes, Source] = {}
         self._bound: tuple[str, ...] = ()
         """ipc endpoints whose files are ours to remove."""
@@ -71,7 +75,7 @@ class Receiver:
         self._control.router_mandatory = 1
         try:
             for socket in (self._data, self._control):
-                _set_up(socket, wanted, held, max_frame_bytes, max(2, peer_bytes // max_frame_bytes))
+                _set_up(socket, wanted, held, max_frame_bytes, self._room_frames)
             self.address = self._bind(wanted)
         except BaseException:
             self.close()
@@ -139,6 +143,8 @@ class Receiver:
             num_bytes += len(payload)
             if channel == "control":
                 self._meet(identity, payload)
+            elif small and _BYE in payload[:_KIND_BYTES]:
+                self._part(payload)
             if num_bytes > _BYTES_PER_POLL:
                 return
 
@@ -152,7 +158,19 @@ class Receiver:
             self._peers.pop(next(iter(self._peers)))
         self._peers[identity] = record.source
         if not known:
-            self._send_to(identity, control.encode_down(control.Welcome()))
+            self._send_to(identity, control.encode_down(control.Welcome(self._room_frames)))
+
+    def _part(self, payload: frame.Buffer) -> None:
+        """Tells a producer that its goodbye was read, so that it may hang up.
+
+        ZeroMQ throws away what lies in the system's buffer of a connection that ends while its own queue is full.
+        """
+        with suppress(FrameError):
+            record, _ = codec.decode(payload)
+            if isinstance(record, Bye):
+                leaving = [peer for peer, source in self._peers.items() if source.producer == record.source.producer]
+                for identity in leaving:
+                    self._send_to(identity, control.encode_down(control.Taken()))
 
     def _send(self, run: str, message: control.Down) -> int:
         payload = control.encode_down(message)

@@ -155,5 +155,11 @@ class NoticeHead(Struct, frozen=True, kw_only=True, tag_field="kind_of_message",
 class WelcomeHead(Struct, frozen=True, kw_only=True, tag_field="kind_of_message", tag="welcome"):
     """A sentinel that sees this connection for the first time; the producer answers with its hello."""
 
+    room_frames: Count = 0
 
-AnyDown: TypeAlias = CommandHead | NoticeHead | WelcomeHead
+
+class TakenHead(Struct, frozen=True, kw_only=True, tag_field="kind_of_message", tag="taken"):
+    """The sentinel has read the goodbye, and with it all that went before."""
+
+
+AnyDown: TypeAlias = CommandHead | NoticeHead | WelcomeHead | TakenHead

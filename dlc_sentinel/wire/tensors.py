@@ -14,6 +14,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+DTYPE_NAMES: tuple[str, ...] = (
+    "float64", "float32", "float", "fp32", "float16", "half", "fp16", "bfloat16", "bf16", "moe",
+)  # fmt: skip
+"""Names of dtypes for which the sentinel has a floor, as core.floors reads them."""
+EIGHT_BIT_PARTS: tuple[str, ...] = ("fp8", "float8", "e4m3", "e5m2", "int8")
+"""A name that holds one of these is known as well."""
+
 Column: TypeAlias = NDArray[Any] | list[NDArray[Any]]
 
 
@@ -54,6 +61,12 @@ def dtype_of(value: object) -> object:
 def dtype_name(dtype: object) -> str:
     """A numpy or torch dtype as "float32", "bfloat16" ..."""
     return str(dtype).removeprefix("torch.")
+
+
+def is_known_dtype(dtype: object) -> bool:
+    """True for a dtype, or a name, that the usual discrepancy depends on; and for "", not known."""
+    name = dtype_name(dtype).lower()
+    return name in ("", *DTYPE_NAMES) or any(part in name for part in EIGHT_BIT_PARTS)
 
 
 def keep(landing: Landing) -> Landing:

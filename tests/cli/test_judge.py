@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +12,9 @@ from factories_cli import shuffled
 from factories_job import live, stale_job, train
 
 from dlc_sentinel.cli import judge, screen
-from dlc_sentinel.config import Config
-from dlc_sentinel.offline.analyze import analyze
-from dlc_sentinel.records import Source, StepEnd, Train
+from dlc_sentinel.config import Act, Config
+from dlc_sentinel.offline.analyze import Judged, analyze
+from dlc_sentinel.records import Ack, Source, StepEnd, Train
 
 
 def write(path, records):
@@ -86,7 +88,7 @@ def test_numbers_in_lists_of_the_evidence_are_short(capsys):
     report = {"verdict": "LAG", "run": "r1", "other_runs": [], "findings": [finding], "steps": [], "commands": [],
               "unparsed_lines": [], "corrections": None}  # fmt: skip
 
-    judge.summary(report, Config())
+    judge.summary(Judged(report), Config())
 
     assert "evidence: interval [0.3, 0.45], by_age {0: 0.123, 1: -}\n" in capsys.readouterr().out
 
@@ -107,6 +109,37 @@ def test_replay_of_a_tape_prints_the_lines_as_they_fell(cli, home):
     assert done.code == 10
     assert "LAG (old_weights) opened" in done.out and "RESYNC sent" in done.out
     assert done.out.index("RESYNC sent") < done.out.index("steps 0 to 19")
+
+
+def answered(outcome):
+    """The stale job, which answers its first RESYNC so."""
+    return [replace(r, outcome=outcome) if isinstance(r, Ack) else r for r in stale_job(20, answers=True)]
+
+
+@pytest.mark.parametrize(
+    ("records", "outcome"),
+    [(answered("refused"), "refused"), (answered("applied"), "applied"), (list(stale_job(11)), "no answer")],
+    ids=["refused", "applied", "no answer"],
+)
+@pytest.mark.parametrize("command", ["analyze", "replay"])
+def test_a_command_is_listed_with_what_came_of_it(cli, home, command, records, outcome):
+    live(home / "tape", records)
+
+    out = cli(command, home / "tape").out
+    first = out[out.index("commands (") :].splitlines()[2]
+
+    assert f" {outcome} " in first and "lag ESS_32" in first
+    assert ", asked for a RESYNC, confidence" in out and "acted on" not in out
+
+
+def test_commands_of_a_file_and_of_a_run_that_observes_were_never_sent(cli, home):
+    path = write(home / "job.jsonl", JOBS["LAG", 10]())
+    live(home / "tape", stale_job(20), config=Config(act=Act(mode="observe")))
+
+    file, tape = cli("analyze", path).out, cli("analyze", home / "tape", "--set", "act.mode=observe").out
+
+    assert ", would have asked for a RESYNC, " in file and " hypothetical " in file
+    assert "asked for a RESYNC" not in tape and " not sent (mode) " in tape
 
 
 def two_runs(folder):
@@ -153,16 +186,45 @@ def test_blind_says_how_many_tokens_are_missing(cli, home):
 
 
 def test_blind_says_where_nothing_was_there_to_judge(cli, home):
-    (home / "empty.jsonl").write_text("")
-    unusable = {"type": "seq", "step": 0, "id": "a"}
-    (home / "unusable.jsonl").write_text(f"{json.dumps(unusable)}\n")
+    meta, unusable = {"type": "meta", "run": "r"}, {"type": "seq", "step": 0, "id": "a"}
+    (home / "begun.jsonl").write_text(f"{json.dumps(meta)}\n")
+    (home / "unusable.jsonl").write_text(f"{json.dumps(meta)}\n{json.dumps(unusable)}\n")
 
-    empty, lost = cli("analyze", "empty.jsonl"), cli("analyze", "unusable.jsonl")
+    begun, lost = cli("analyze", "begun.jsonl"), cli("analyze", "unusable.jsonl")
 
-    assert empty.code == lost.code == 1
-    assert empty.out.startswith("BLIND: cannot say: no step was closed\n")
+    assert begun.code == lost.code == 1
+    assert begun.out.startswith("BLIND: cannot say: no step was closed\n")
     assert lost.out.startswith("BLIND: cannot say: no usable line (1 not used)\n")
-    assert "1 line was not used: 1\n" in lost.err
+    assert "1 line was not used: 2\n" in lost.err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no line in it; wanted JSON lines of this format"),
+        (
+            '{"type":"seq","step":0,"id":"a"}\n',
+            "no line can be used; line 1: id 'a': none of engine, old, cur is there",
+        ),
+    ],
+)
+def test_a_file_in_which_no_line_can_be_used_is_a_usage_error(cli, home, text, why):
+    (home / "a.jsonl").write_text(text)
+
+    done = cli("analyze", "a.jsonl")
+
+    assert done.code == 2 and done.out == "" and f"a.jsonl: {why}" in done.err
+
+
+def test_a_packed_file_that_a_killed_job_left_is_judged_as_far_as_it_goes(cli, home):
+    path = write(home / "job.jsonl", JOBS["HEALTHY", 0]())
+    packed = home / "job.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes())[:-100])
+
+    done = cli("analyze", packed, "--json")
+
+    assert done.code == 0 and len(done.json()["unparsed_lines"]) == 1
+    assert "is not used: cannot be read from here on (Compressed file ended" in done.err
 
 
 def test_export_writes_a_tape_as_lines_that_analyze_reads_alike(cli, home):

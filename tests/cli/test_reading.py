@@ -8,8 +8,10 @@ import signal
 from contextlib import contextmanager
 
 import pytest
+from factories_job import live, train
 
 from dlc_sentinel.cli.reading import reading
+from dlc_sentinel.records import Source, StepEnd
 
 
 def test_the_first_interrupt_ends_the_reading_and_the_second_is_one():
@@ -67,3 +69,19 @@ def test_a_reading_that_was_stopped_prints_what_it_has_and_is_no_verdict(cli, ho
 
     assert done.code == 1 and "stopped early" in done.err
     assert 0 < len(done.json()["steps"]) < 6
+
+
+def test_a_run_that_had_not_come_when_the_reading_was_stopped_is_not_called_missing(cli, home, monkeypatch):
+    late = Source("late", "trainer", "00000000000000bb")
+    live(home / "tape", [*map(train, range(4)), train(9, source=late), StepEnd(late, 9)])
+
+    @contextmanager
+    def stopping(name):
+        yield lambda done, total: done < total / 4
+
+    monkeypatch.setattr("dlc_sentinel.cli.reading.reading", stopping)
+
+    done = cli("analyze", home / "tape", "--run", "late")
+
+    assert done.code == 1 and "no run 'late' came before the reading was stopped" in done.err
+    assert done.out.startswith("BLIND: ") and "stopped early" in done.err

@@ -37,6 +37,17 @@ def test_the_exit_code_is_the_jobs_and_it_knows_its_sentinel(home):
     assert address.startswith("ipc://") and f"data     {address}" in done.err
 
 
+def test_nothing_of_its_own_socket_is_left_behind(home):
+    job = (
+        "import pathlib; print(*pathlib.Path(os.environ['DLC_SENTINEL'].removeprefix('ipc://')).parent.glob('*.lock'))"
+    )
+
+    done = ended(run(job=job))
+
+    assert done.out.strip().endswith(".sock.lock")
+    assert [path for path in (home / "run").rglob("*") if path.is_file() or path.is_socket()] == []
+
+
 def test_what_the_job_sends_is_recorded_and_its_verdict_is_the_last_word(home):
     done = ended(run("--run", "mine", "--tape", "tape", job="[send_step(hook, s) for s in range(4)]"))
     _, _, report = replay("tape", Config(), "mine")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from factories_cli import connect, ended, program, send_step, wait_until
+from factories_job import live, stale_job
 
 from dlc_sentinel.cli import reset_token
+from dlc_sentinel.cli import sentinel as module
 from dlc_sentinel.cli.sentinel import Sentinel, build_sinks
+from dlc_sentinel.cli.serve import announce
 from dlc_sentinel.config import Config, Serve, Tape
 from dlc_sentinel.errors import TapeError
 from dlc_sentinel.runtime import Runtime, replay
@@ -233,6 +238,57 @@ def test_a_state_of_another_version_is_refused_and_not_half_used(home):
     for _ in range(2):
         with pytest.raises(TapeError, match="run 'r1' is of another version"):
             Sentinel(config)
+
+
+def test_a_large_tape_to_go_on_from_is_announced_before_it_is_read(home, monkeypatch, capfd):
+    live(home / "tape", stale_job(3))
+    config = Config(serve=Serve(address=f"ipc://{home}/s.sock", metrics_port=0), tape=Tape(dir=str(home / "tape")))
+    said = []
+    monkeypatch.setattr(module, "last_states", lambda folder: said.append(capfd.readouterr().err) or {})
+    monkeypatch.setattr(module, "TOLD_BYTES", 1)
+
+    with Sentinel(config, alerts=False):
+        assert "reading 0 MB of tape of the last life" in said[0]
+
+
+def test_a_small_tape_is_read_without_a_word(home, capfd):
+    live(home / "tape", stale_job(3))
+    config = Config(serve=Serve(address=f"ipc://{home}/s.sock", metrics_port=0), tape=Tape(dir=str(home / "tape")))
+
+    with Sentinel(config, alerts=False):
+        assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_a_job_elsewhere_is_told_a_name_of_this_machine_and_where_its_keys_are(cli, home, capfd, host):
+    cli("keys", "new", "my keys")
+    config = Config(serve=Serve(address=f"tcp://{host}:0", keys="my keys", metrics_port=0))
+
+    with Sentinel(config, alerts=False) as sentinel:
+        announce(sentinel, config)
+        port = sentinel.address.port
+    (job,) = (line for line in capfd.readouterr().err.splitlines() if " job " in line)
+
+    assert job.split(maxsplit=1)[1] == (
+        f"export DLC_SENTINEL=tcp://{socket.gethostname()}:{port} DLC_SENTINEL_KEYS='{home.resolve()}/my keys'"
+    )
+
+
+def test_a_job_that_has_no_keys_is_told_that_it_must_allow_it(home, capfd):
+    config = Config(serve=Serve(address="tcp://0.0.0.0:0", insecure=True, metrics_port=0))
+
+    with Sentinel(config, alerts=False) as sentinel:
+        announce(sentinel, config)
+
+    assert f"{sentinel.address.port} DLC_SENTINEL_INSECURE=1\n" in capfd.readouterr().err
+
+
+def test_a_lock_that_others_may_wait_for_stays_and_one_named_after_this_process_goes(home):
+    for address in (f"ipc://{home}/s.sock", module.own_address("run")):
+        with Sentinel(Config(serve=Serve(address=address, metrics_port=0)), alerts=False):
+            assert Path(f"{address.removeprefix('ipc://')}.lock").exists()
+
+    assert [path.name for path in home.rglob("*.lock")] == ["s.sock.lock"]
 
 
 def test_the_page_is_served_on_loopback_and_obeys_nobody_without_the_token(serving):

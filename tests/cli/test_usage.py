@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import types
 
 import pytest
 
@@ -14,6 +15,19 @@ from dlc_sentinel.cli import explain as explain_module
 from dlc_sentinel.config import Config, known_keys, resolve
 from dlc_sentinel.verdicts import VERDICTS
 from dlc_sentinel.version import __version__
+
+
+class Interrupted(types.ModuleType):
+    """A module during whose import somebody presses Ctrl-C."""
+
+    def __getattr__(self, name):
+        raise KeyboardInterrupt if name == "run" else AttributeError(name)
+
+
+def test_ctrl_c_while_the_commands_are_loaded_is_an_exit_code_and_no_traceback(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dlc_sentinel.cli.app", Interrupted("dlc_sentinel.cli.app"))
+
+    assert cli("--version") == (130, "", "")
 
 
 def test_version_is_printed_on_stdout(cli):

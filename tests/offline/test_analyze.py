@@ -213,8 +213,8 @@ def test_refused_lines_and_repeats_are_counted_with_the_step(tmp_path):
     assert report["unparsed_lines"] == [3, 4]
 
 
-def test_an_empty_file_is_blind_and_whole(tmp_path):
-    report = analyze(write(tmp_path / "a.jsonl", []))
+def test_a_file_of_a_meta_line_is_blind_and_whole(tmp_path):
+    report = analyze(write(tmp_path / "a.jsonl", [{"type": "meta", "run": "a"}]))
 
     assert report == {
         "schema": 1,

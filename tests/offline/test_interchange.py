@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from dlc_sentinel.errors import TapeError
+from dlc_sentinel.offline import interchange, lines
 from dlc_sentinel.offline.interchange import BATCH_TOKENS, Interchange
-from dlc_sentinel.records import Heartbeat, Hello, Scalars, StepEnd, Synced, Train
+from dlc_sentinel.records import Heartbeat, Hello, Scalars, Synced, Train
 
 
 def seq(step=0, name="s", **fields):
@@ -225,7 +226,7 @@ def test_a_file_in_which_no_line_is_of_the_format_is_refused_as_a_whole(tmp_path
 
 
 def test_arrays_of_unlike_length_are_refused_with_the_numbers(tmp_path):
-    _, file = read(write(tmp_path / "a.jsonl", seq(name="a", cur=[-1.0, -2.0, -3.0])))
+    _, file = read(write(tmp_path / "a.jsonl", seq(name="a", cur=[-1.0, -2.0, -3.0]), seq(name="b")))
 
     assert file.problems == [(1, "id 'a': lengths disagree: cur 3, engine 2")]
 
@@ -292,11 +293,25 @@ def test_a_long_step_becomes_records_of_bounded_size(tmp_path):
     assert sum(sizes) == 20 * 4096 and max(sizes) <= BATCH_TOKENS + 4096 and len(sizes) > 1
 
 
-def test_an_empty_file_gives_a_hello_and_nothing_else(tmp_path):
-    records, file = read(write(tmp_path / "a.jsonl"))
+def test_a_file_of_a_meta_line_gives_a_hello_and_nothing_else(tmp_path):
+    records, file = read(write(tmp_path / "a.jsonl", {"type": "meta", "run": "r"}))
 
     assert [type(r) for r in records] == [Hello] and file.problems == []
-    assert not [r for r in records if isinstance(r, StepEnd)]
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_a_file_without_a_line_is_refused(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(text)
+
+    with pytest.raises(TapeError, match=r"a\.jsonl: no line in it; wanted JSON lines"):
+        Interchange(tmp_path / "a.jsonl")
+
+
+def test_a_file_in_which_every_line_turns_out_useless_is_refused_with_the_first_reason(tmp_path):
+    path = write(tmp_path / "a.jsonl", seq(cur=[-1.0]), seq(cur=[-1.0]))
+
+    with pytest.raises(TapeError, match=r"a\.jsonl: no line can be used; line 1: id 's': lengths disagree: cur 1"):
+        read(path)
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
@@ -304,9 +319,71 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
         Interchange(tmp_path / "missing.jsonl")
 
 
-def test_a_gzip_file_cut_short_is_refused_by_name(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps(seq()).encode() * 1000)[:-20])
+def packed(path, lines, keep=slice(None)):
+    """Lines whose bytes do not compress to nothing, packed, and of that the part that is to be there."""
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text)[keep])
+    return path
 
-    with pytest.raises(TapeError, match=r"a\.jsonl\.gz"):
+
+def noisy(count):
+    draw = random.Random(3)
+    return [seq(step, f"s{step}", cur=[-draw.random(), -draw.random()]) for step in range(count)]
+
+
+def test_a_gzip_file_without_a_whole_line_is_refused_by_name(tmp_path):
+    path = packed(tmp_path / "a.jsonl.gz", [seq(engine=[-1.0] * 5000, cur=[-1.0] * 5000)], slice(-20))
+
+    with pytest.raises(TapeError, match=r"a\.jsonl\.gz: .*line 1: cannot be read from here on \(Compressed file ended"):
         Interchange(path)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["ascending", "descending"])
+def test_of_a_gzip_file_cut_short_the_whole_lines_are_used_and_the_rest_is_a_problem(tmp_path, order):
+    path = packed(tmp_path / "a.jsonl.gz", noisy(2000)[::order], slice(30_000))
+
+    records, file = read(path)
+
+    used = [name for _, _, name, _ in rows(records)][::order]
+    assert 500 < len(used) < 2000
+    assert used == [f"s{step}" for step in range(2000)][::order][: len(used)]
+    assert [number for number, _ in file.problems] == [len(used) + 1]
+    assert "cannot be read from here on (Compressed file ended" in file.problems[0][1]
+
+
+def test_a_gzip_file_damaged_midway_is_read_to_the_damage(tmp_path):
+    path = packed(tmp_path / "a.jsonl.gz", noisy(2000))
+    data = bytearray(path.read_bytes())
+    data[20_000:20_400] = b"\xff" * 400
+    path.write_bytes(data)
+
+    records, file = read(path)
+
+    assert 100 < len(rows(records)) < 2000 and "cannot be read from here on" in file.problems[-1][1]
+
+
+def test_a_gzip_file_with_another_checksum_is_used_and_says_so(tmp_path):
+    path = packed(tmp_path / "a.jsonl.gz", noisy(50))
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+
+    records, file = read(path)
+
+    assert len(rows(records)) == 50 and [number for number, _ in file.problems] == [51]
+
+
+def test_what_only_begins_like_gzip_is_refused(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(b"\x1f\x8b" + b"no gzip at all" * 9)
+
+    with pytest.raises(TapeError, match=r"a\.jsonl\.gz: cannot be read"):
+        Interchange(tmp_path / "a.jsonl.gz")
+
+
+def test_lines_after_one_that_is_too_long_are_read_where_they_are(tmp_path, monkeypatch):
+    for module in (interchange, lines):
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
+    path = write(tmp_path / "a.jsonl", seq(0, "a"), seq(1, "b", cur=[-1.0] * 900), seq(2, "c"))
+
+    records, file = read(path)
+
+    assert [name for _, _, name, _ in rows(records)] == ["a", "c"]
+    assert file.problems == [(2, "longer than 1000 bytes")]

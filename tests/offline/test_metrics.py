@@ -194,7 +194,24 @@ def test_a_trl_run_off_by_0_3_nats_on_average_is_ENGINE(tmp_path):
     assert judge(tmp_path, on_policy=True).report["verdict"] == "ENGINE"
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"log_history": 3}', "[1]", '{"log_history": []}'])
+def test_a_trl_log_without_the_mismatch_says_what_TRL_needs_to_log_it(tmp_path):
+    trainer_state(tmp_path / "trainer_state.json", [{"reward": 0.5}] * 4)
+
+    (finding,) = judge(tmp_path).report["findings"]
+
+    assert finding["kind"] == "no_mismatch_metrics"
+    assert "use_vllm" in finding["advice"] and "verl" not in finding["advice"]
+
+
+@pytest.mark.parametrize("text", ["{}", '{"log_history": 3}', "[1]"])
+def test_a_file_that_is_no_trainer_state_is_told_what_is_missing(text, tmp_path):
+    (tmp_path / "trainer_state.json").write_text(text)
+
+    with pytest.raises(TapeError, match=r"not trainer_state\.json of TRL \(no log_history in it\); wanted its list"):
+        judge(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"log_history": 3}', "[1]", '{"log_history": []}', '{"log_history": [3]}'])
 def test_a_trainer_state_without_a_history_is_refused(text, tmp_path):
     (tmp_path / "trainer_state.json").write_text(text)
 

@@ -58,6 +58,16 @@ def test_a_packed_log_of_numbers_is_read(tmp_path):
     assert [s["step"] for s in judge(tmp_path / "metrics.jsonl.gz").report["steps"]] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", ["metrics", "prime_rl", "nemo_rl", "nemo_gym"])
+def test_of_a_packed_file_cut_short_the_whole_lines_are_used(kind, tmp_path):
+    text = "".join(json.dumps(LINES[kind] | {"step": n, "salt": hash(n * 0.1)}) + "\n" for n in range(900))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-500])
+
+    (broken_at,) = judge(tmp_path / "a.jsonl.gz").report["unparsed_lines"]
+
+    assert 300 < broken_at <= 900
+
+
 def test_an_empty_folder_is_refused_with_all_that_could_be_there(tmp_path):
     with pytest.raises(TapeError, match=r"nor anything else that is read; wanted a tape folder.*NeMo Gym"):
         kind_of(tmp_path)

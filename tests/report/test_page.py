@@ -228,6 +228,16 @@ def test_blind_says_how_many_tokens_are_missing_on_the_page_and_in_markdown():
         assert "cannot say: 160 of the 1,000 tokens that a verdict needs" in text
 
 
+def test_a_finding_and_its_command_say_what_was_asked_and_what_came_of_it():
+    command = make_event("command", step=33, data={"id": "c-1", "kind": "RESYNC", "sent": True})
+    refusal = make_event("ack", step=34, data={"id": "c-1", "outcome": "refused"})
+    tape, file = make_story(events=(command, refusal)), make_story(events=(command,), has_clock=False)
+
+    assert [each.outcome for each in (*sent(tape), *sent(file))] == ["refused", "hypothetical"]
+    assert ", asked for a RESYNC" in Reader(html.page(tape)).text
+    assert ", would have asked for a RESYNC" in Reader(html.page(file)).text
+
+
 def test_what_a_command_did_is_read_from_when_it_was_applied():
     ess = {34: 0.9, 41: 0.7, 45: 0.8}
     report = {"verdict": "LAG", "findings": [], "commands": [], "unparsed_lines": [],

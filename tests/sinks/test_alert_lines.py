@@ -88,6 +88,23 @@ def test_a_finding_that_opens_and_closes_again_and_again_is_said_once_a_minute_a
     assert "(+49 like it held back)" in lines[2]
 
 
+def test_what_is_held_back_at_the_end_is_said_once_by_its_last_line_and_counted():
+    stream = io.StringIO()
+    lines = AlertLines(stream)
+    for n in range(4):
+        data = {"kind": "RESYNC", "reason": f"reason {n}", "id": f"c-{n}"}
+        lines.handle(make_event("command", t_s=NOW_S + n, step=33 + n, data=data))
+    lines.handle(make_event("ack", t_s=NOW_S, level="INFO", data={"id": "c-0", "outcome": "applied"}))
+    lines.handle(make_event("ack", t_s=NOW_S + 1, level="INFO", data={"id": "c-1", "outcome": "applied"}))
+    lines.handle(finding())
+    lines.close()
+    lines.close()
+
+    resync, ack = stream.getvalue().splitlines()[3:]
+    assert "r1 step 36: RESYNC sent" in resync and resync.endswith("reason 3 [c-3] (the last of 3 like it held back)")
+    assert ack.endswith("[c-1] (held back until now)")
+
+
 def test_one_run_does_not_use_up_the_rate_of_another():
     assert len(said(finding(run="r1"), finding(run="r2"))) == 2
 

@@ -160,6 +160,19 @@ def test_alive_is_answered_before_anything_was_published(sink):
     assert ask(sink, "/healthz")[0] == 200
 
 
+@pytest.mark.parametrize("target", ["/runbooks", "/runbooks/"])
+def test_the_runbooks_are_listed_and_each_of_the_list_is_there(sink, target):
+    status, _, listed = ask(sink, target)
+
+    assert status == 200 and "/runbooks/LAG" in listed.split()
+    assert {ask(sink, page)[0] for page in listed.split()} == {200}
+
+
+@pytest.mark.parametrize("target", ["/", "/nothing"])
+def test_who_asks_for_no_page_is_told_all_there_are(sink, target):
+    assert "/runbooks/NAME" in ask(sink, target)[2] and "/api/v1/snapshot" in ask(sink, target)[2]
+
+
 def test_ready_means_published_and_a_producer_alive(sink):
     before = ask(sink, "/readyz")
     sink.publish(make_snapshot(make_run(producers=(make_producer(state="gone"),))))
@@ -180,7 +193,7 @@ def test_the_snapshot_fetched_is_the_snapshot_published(sink):
 
 
 def test_a_snapshot_asked_for_before_the_first_publish_is_an_os_error_that_says_so(sink):
-    with pytest.raises(OSError, match="503"):
+    with pytest.raises(OSError, match="it is still starting: try again in a moment"):
         fetch(sink.url)
 
 

@@ -239,6 +239,10 @@ def test_commands_say_what_came_of_them_newest_first():
     assert lines.index(row(lines, "40 RESYNC")) < lines.index(row(lines, "20 RESYNC"))
 
 
+def test_a_finding_says_what_the_job_was_asked_for():
+    assert "asked for a RESYNC" in page(lagging(findings=(make_finding(acted=True),)))
+
+
 def test_drops_are_named_by_cause_largest_first():
     text = page(make_run(dropped_tokens={"late": 204, "unmatched": 12_000}))
 

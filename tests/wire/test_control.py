@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dlc_sentinel.errors import FrameError
 from dlc_sentinel.records import Command
-from dlc_sentinel.wire.control import Inbox, Notice, Welcome, decode_down, encode_down
+from dlc_sentinel.wire.control import Inbox, Notice, Taken, Welcome, decode_down, encode_down
 
 RESYNC = Command(
     "c1", "run", "RESYNC", "sync_weights", True, "lag", {"ess": 0.4, "steps": [1, 2]}, 3, 4, 9, version_at_least=2
@@ -23,8 +23,11 @@ def ids_at(inbox: Inbox, step: int) -> tuple[str | None, dict[str, str]]:
     return (command.id if command else None), {done.command.id: done.outcome for done in settled}
 
 
-@pytest.mark.parametrize("message", [RESYNC, Command("c2", "run", "ABORT"), Notice("run", "WARN", "text"), Welcome()])
-def test_every_message_comes_back_as_it_was_sent(message: Command | Notice | Welcome) -> None:
+@pytest.mark.parametrize(
+    "message",
+    [RESYNC, Command("c2", "run", "ABORT"), Notice("run", "WARN", "text"), Welcome(), Welcome(16), Taken()],
+)
+def test_every_message_comes_back_as_it_was_sent(message: Command | Notice | Welcome | Taken) -> None:
     assert decode_down(encode_down(message)) == message
 
 

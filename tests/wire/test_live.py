@@ -17,6 +17,7 @@ import zmq
 
 from dlc_sentinel.errors import AddressError, AddressInUse, KeysError
 from dlc_sentinel.records import Ack, Bye, Command, Heartbeat, Hello, Source, StepEnd, Train
+from dlc_sentinel.wire import line
 from dlc_sentinel.wire.codec import encode
 from dlc_sentinel.wire.keys import new_keys
 from dlc_sentinel.wire.receiver import Receiver
@@ -62,6 +63,41 @@ def test_a_job_of_200_frames_arrives_whole(receiver: Receiver, monkeypatch: pyte
     hook.close()
 
     assert reader.numbers == list(range(len(reader.numbers)))
+
+
+def test_a_sentinel_that_is_behind_when_a_job_ends_loses_nothing_of_it(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook, reader = hooked(monkeypatch, receiver.address), Reader(receiver)
+    reader.until_any(Hello, 2)
+    for step in range(100):
+        hook.train(step, step, cur=numbers(9))
+    closing = threading.Thread(target=hook.close)
+    closing.start()
+    closing.join(0.3)
+    reader.until(lambda: not closing.is_alive())
+
+    assert reader.numbers == list(range(102))
+    assert len(reader.of(Bye)) == 1
+
+
+def test_a_sentinel_that_took_over_just_before_the_end_confirms_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(line, "HEARTBEAT_S", 60.0)
+    address = f"ipc://{tmp_path}/s.sock"
+    with Receiver(address) as first:
+        hook, reader = hooked(monkeypatch, address), Reader(first)
+        reader.until_any(Hello, 2)
+        for step in range(40):
+            hook.train(step, step, cur=numbers(9))
+        reader.until_any(Train, 40)
+    with Receiver(address) as second:
+        reader = Reader(second)
+        reader.until(lambda: hook.train(40, 40, cur=numbers(9)) or reader.of(Train))
+        reader.close(hook)
+
+    assert caplog.records == []
 
 
 def test_a_producer_is_known_by_its_heartbeat(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

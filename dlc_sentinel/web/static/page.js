@@ -167,7 +167,7 @@
       row.open = open.has(row.dataset.key);
       const name = `${each.verdict}${each.kind ? ` (${each.kind})` : ""}`;
       const summary = el("summary", name);
-      const marks = [each.state, `since step ${short(each.since_step)}`, percent(each.confidence), each.catastrophic ? "catastrophic" : "", each.acted ? "acted on" : ""];
+      const marks = [each.state, `since step ${short(each.since_step)}`, percent(each.confidence), each.catastrophic ? "catastrophic" : "", each.asked];
       summary.append(el("span", ` ${marks.filter(Boolean).join(", ")}`, "soft"));
       const advice = el("p");
       advice.append(el("b", "Do: "), document.createTextNode(each.advice));
