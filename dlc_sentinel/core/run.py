@@ -375,7 +375,8 @@ class RunMonitor:
         if view.stale_refuted:
             self._findings.end("STALE_ENGINE", "superseded")
         changed = self._findings.update(facts.step, candidates, hold=decider.held(), still=decider.still(facts))
-        wrong = {c.verdict for c in (*candidates, *self._findings.open()) if c.kind != UNREPORTED}
+        wrong = {c.verdict for c in candidates if c.kind != UNREPORTED}
+        wrong |= {f.verdict for f in self._findings.open() if f.kind != UNREPORTED}
         self._floors.learn(facts, doubtful=not wrong.isdisjoint(LIFTS_FLOOR))
         stale = self._findings.get("STALE_ENGINE")
         if stale is not None and stale.state == "confirmed":
