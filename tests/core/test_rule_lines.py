@@ -358,6 +358,12 @@ def test_a_small_change_at_once_that_stays_for_three_windows_is_a_level_and_no_d
     assert ("ENGINE/level" in names) == named and "ENGINE/drift" not in names
 
 
+def test_a_drift_that_has_ended_is_still_no_jump():
+    names = found(lambda step: make_streams(step, rows=48, disc=0.03 + 0.0025 * min(step - 20, 14)), clean=20, steps=44)
+
+    assert "ENGINE/drift" in names and "ENGINE/level" not in names
+
+
 @pytest.mark.parametrize(("steps", "named"), [(12, False), (36, True)])
 def test_a_drift_has_stayed_above_the_floor_for_three_windows(steps, named):
     names = found(lambda step: make_streams(step, rows=48, disc=0.03 + 0.0012 * (step - 20)), clean=20, steps=steps)

@@ -209,5 +209,6 @@ def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     if not above or levels[-1] < max(DRIFT_FLOORS * now.floor_rms, MIN_ENGINE_NATS, DRIFT_RISE * levels[0]):
         return []
     evidence: dict[str, Json] = {"rms_nats": levels[-1], "rms_before_nats": levels[0], "floor_rms_nats": now.floor_rms}
-    kind = "tail" if tail_alone(history) else "level" if is_jump(levels) else "drift"
+    whole = [median(seen[i : i + DRIFT_STEPS]) for i in range(0, len(seen) - DRIFT_STEPS + 1, DRIFT_STEPS)]
+    kind = "tail" if tail_alone(history) else "level" if is_jump(whole) else "drift"
     return [Candidate("ENGINE", kind, 0.8, ADVICE["ENGINE", kind], evidence)]
