@@ -186,8 +186,8 @@ class Driver:
         ray: Any = importlib.import_module("ray")
         ranks = trainer.actor_rollout_wg.workers
         asked = [rank.__ray_call__.remote(verl_actor.say_goodbye) for rank in ranks]
+        self.close()  # while they say theirs: the job may be over at any moment
         ray.wait(asked, num_returns=len(asked), timeout=GOODBYE_S)
-        self.close()
 
     def _meet(self, trainer: Any) -> None:
         if trainer is self._trainer:

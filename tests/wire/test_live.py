@@ -21,6 +21,7 @@ from dlc_sentinel.wire import line
 from dlc_sentinel.wire.codec import encode
 from dlc_sentinel.wire.keys import new_keys
 from dlc_sentinel.wire.receiver import Receiver
+from dlc_sentinel.wire.sender import Sender
 from tests.wire.live import Reader, hooked, wait
 
 RESYNC = Command("c1", "run", "RESYNC", "sync_weights", not_before_step=3, expires_step=8)
@@ -85,6 +86,8 @@ def test_a_sentinel_that_took_over_just_before_the_end_confirms_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(line, "HEARTBEAT_S", 60.0)
+    monkeypatch.setattr(line, "EXIT_S", 10.0)  # a busy machine may need more than a second to connect anew
+    monkeypatch.setattr(Sender.close, "__defaults__", (10.0,))
     address = f"ipc://{tmp_path}/s.sock"
     with Receiver(address) as first:
         hook, reader = hooked(monkeypatch, address), Reader(first)
@@ -310,6 +313,7 @@ def test_readable_keys_stop_a_sentinel_before_it_binds(tmp_path: Path) -> None:
 SENTINEL = """
 import sys
 from dlc_sentinel.wire.receiver import Receiver
+from dlc_sentinel.wire.sender import Sender
 with Receiver(sys.argv[1]) as receiver:
     print("bound", flush=True)
     while True:
