@@ -65,6 +65,8 @@ class Receiver:
         self.num_bytes = 0
         self._room_frames = max(2, peer_bytes // max_frame_bytes)
         self._peers: dict[bytes, Source] = {}
+        self._parted: dict[str, None] = {}
+        """Producers whose goodbye was read before their control socket was heard."""
         self._bound: tuple[str, ...] = ()
         """ipc endpoints whose files are ours to remove."""
         self._lock = _take_lock(wanted)
@@ -159,6 +161,9 @@ class Receiver:
         self._peers[identity] = record.source
         if not known:
             self._send_to(identity, control.encode_down(control.Welcome(self._room_frames)))
+        if record.source.producer in self._parted:
+            del self._parted[record.source.producer]
+            self._send_to(identity, control.encode_down(control.Taken()))
 
     def _part(self, payload: frame.Buffer) -> None:
         """Tells a producer that its goodbye was read, so that it may hang up.
@@ -168,7 +173,12 @@ class Receiver:
         with suppress(FrameError):
             record, _ = codec.decode(payload)
             if isinstance(record, Bye):
-                leaving = [peer for peer, source in self._peers.items() if source.producer == record.source.producer]
+                producer = record.source.producer
+                leaving = [peer for peer, source in self._peers.items() if source.producer == producer]
+                if not leaving:
+                    self._parted[producer] = None
+                    if len(self._parted) > _MAX_PEERS:
+                        del self._parted[next(iter(self._parted))]
                 for identity in leaving:
                     self._send_to(identity, control.encode_down(control.Taken()))
 

@@ -18,7 +18,8 @@ import zmq
 from dlc_sentinel.errors import AddressError, AddressInUse, KeysError
 from dlc_sentinel.records import Ack, Bye, Command, Heartbeat, Hello, Source, StepEnd, Train
 from dlc_sentinel.wire import line
-from dlc_sentinel.wire.codec import encode
+from dlc_sentinel.wire.codec import UNNUMBERED, encode
+from dlc_sentinel.wire.control import Taken, decode_down
 from dlc_sentinel.wire.keys import new_keys
 from dlc_sentinel.wire.receiver import Receiver
 from dlc_sentinel.wire.sender import Sender
@@ -101,6 +102,21 @@ def test_a_sentinel_that_took_over_just_before_the_end_confirms_it_too(
         reader.close(hook)
 
     assert caplog.records == []
+
+
+def test_a_goodbye_that_is_read_before_its_control_socket_was_heard_is_confirmed_once_it_is(receiver: Receiver) -> None:
+    context, source = zmq.Context(), Source("run", "trainer", "p0")
+    with context.socket(zmq.PUSH) as data, context.socket(zmq.DEALER) as down:
+        data.connect(receiver.address.data)
+        for part in encode(Bye(source, 40), 0):
+            data.send(part)
+        reader = Reader(receiver)
+        reader.until_any(Bye)
+        down.connect(receiver.address.control)
+        for part in encode(Heartbeat(source, 7, 40), UNNUMBERED):
+            down.send(part)
+        reader.until(lambda: down.poll(0) and isinstance(decode_down(down.recv()), Taken))
+    context.destroy(linger=0)
 
 
 def test_a_producer_is_known_by_its_heartbeat(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +329,6 @@ def test_readable_keys_stop_a_sentinel_before_it_binds(tmp_path: Path) -> None:
 SENTINEL = """
 import sys
 from dlc_sentinel.wire.receiver import Receiver
-from dlc_sentinel.wire.sender import Sender
 with Receiver(sys.argv[1]) as receiver:
     print("bound", flush=True)
     while True:
