@@ -352,21 +352,21 @@ class Decider:
         if pending.action == "drop_stale":
             self.state.last_drop = (facts.step, self.state.last_drop[1])
         seen, limit = pending.first_rms, self._limit(facts, pending)
-        if math.isnan(seen) or not (pending.youngest_age == 0 or (pending.of_engine and facts.engine_first)):
-            self._worked(pending)
-            text = f"{pending.id}: delivered, rows of version {pending.acked_version} arrived"
-            return [Decision("effect", text, outcome="worked")]
-        what = "discrepancy" if pending.of_engine and facts.engine_first else "total"
-        if seen > limit:
-            return [self._not_down(facts, pending, f"{what} rms {seen:.3g} > {limit:.3g} nats on new rows", seen)]
+        by_discrepancy = pending.by_discrepancy(facts)
+        compared = f"{'discrepancy' if by_discrepancy else 'total'} rms {seen:.3g} {{}} {limit:.3g} nats on new rows"
+        if math.isnan(seen) or not (pending.youngest_age == 0 or by_discrepancy):
+            text = f"delivered, rows of version {pending.acked_version} arrived"
+        elif seen <= limit:
+            text = f"worked, {compared.format('<=')}"
+        else:
+            return [self._not_down(facts, pending, f"no effect, {compared.format('>')}", seen)]
         self._worked(pending)
-        text = f"{pending.id}: worked, {what} rms {seen:.3g} <= {limit:.3g} nats on new rows"
-        return [Decision("effect", text, outcome="worked")]
+        return [Decision("effect", f"{pending.id}: {text}", outcome="worked")]
 
     def _limit(self, facts: StepFacts, pending: Pending) -> float:
         """rms of the total, or of the discrepancy where that is in question, nats, up to which a RESYNC has worked."""
         factor = self._config.act.effect_factor
-        is_total = not pending.of_engine or pending.youngest_age == 0 or not facts.engine_first
+        is_total = pending.youngest_age == 0 or not pending.by_discrepancy(facts)
         calm = self.state.calm_total.get(str(pending.youngest_age), []) if is_total else []
         expected = factor * median(calm) if calm else CALM_NATS_FACTOR * facts.floor_rms
         if math.isnan(pending.issued_rms):
@@ -384,7 +384,7 @@ class Decider:
         else:
             s.fails_in_row = 0
 
-    def _not_down(self, facts: StepFacts, pending: Pending, seen: str, rms: float) -> Decision:
+    def _not_down(self, facts: StepFacts, pending: Pending, text: str, rms: float) -> Decision:
         s = self.state
         s.fails_in_row += 1
         if pending.rule == "a":
@@ -392,7 +392,7 @@ class Decider:
         else:
             s.stale_proven = facts.repeated_checksum or self._explained_by_movement(rms)
             s.stale_refuted = not s.stale_proven
-        return self._failed(f"{pending.id}: no effect, {seen}")
+        return self._failed(f"{pending.id}: {text}")
 
     def _failed(self, text: str) -> Decision:
         s = self.state

@@ -32,14 +32,14 @@ class Pending:
     first_tokens: int = 0
     """Their tokens at that age in the first updates of steps ..."""
     first_square_sum: float = 0.0
-    """... and the sum of squares of their total, or (`of_engine`, exact rows) of their discrepancy, nats^2."""
+    """... and the sum of squares of their total, or (`by_discrepancy`) of their discrepancy, nats^2."""
 
     def take(self, facts: StepFacts) -> None:
         """Adds the step's rows at or after the acknowledged version."""
         tokens, groups = facts.tokens_since(self.acked_version)
         self.tokens += tokens
         self.groups += groups
-        by_age = facts.engine_first if self.of_engine and facts.engine_first else facts.total_first
+        by_age = facts.engine_first if self.by_discrepancy(facts) else facts.total_first
         new = [int(age) for age in by_age if facts.version - int(age) >= self.acked_version]
         if not new or (self.first_tokens and min(new) > self.youngest_age):
             return
@@ -49,10 +49,9 @@ class Pending:
         self.first_tokens += num
         self.first_square_sum += rms * rms * num
 
-    @property
-    def of_engine(self) -> bool:
-        """The engine is in question: the discrepancy tells, at any age. Where lag is, the total at age 0 does."""
-        return self.rule == "b"
+    def by_discrepancy(self, facts: StepFacts) -> bool:
+        """The engine is in question and rows are exact: the discrepancy tells, at any age; else the total at age 0."""
+        return self.rule == "b" and bool(facts.engine_first)
 
     @property
     def first_rms(self) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from dlc_sentinel.core.probe import SAMPLE_TOKENS, WholeRow
 from dlc_sentinel.core.shape import PLACEHOLDER_NATS
 from dlc_sentinel.maths.cells import LOGP_EDGES
-from dlc_sentinel.maths.chance import chance_nats
+from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import F64, I64, Bool, Json
 
 FAR_TOKEN_SCALES, FAR_TOKEN_FLOORS, FAR_TOKEN_NATS = 8.0, 3.0, 0.05
@@ -25,7 +25,7 @@ UNSURE_NATS = -0.05
 WILD_NATS = 20.0
 MODULI = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MIN_PLACED = 3
-SPECIAL_SHARE, SURE_NATS = 0.25, 9.0
+SPECIAL_SHARE = 0.25
 """A place is special where so many of its tokens are far, beyond chance among so many places."""
 SECOND_SHARE = 0.2
 """Of a chunk's edges the second at least holds so much of their far tokens, or there is but one (special: any)."""

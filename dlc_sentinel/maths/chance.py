@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 from dlc_sentinel.maths.arrays import F64
 
 MIN_RATE, MAX_RATE = 1e-4, 0.5
+SURE_NATS = 9.0
+"""A chance of 1e-4."""
 
 
 def chance_nats(share: ArrayLike, rate: ArrayLike, num: ArrayLike) -> F64:

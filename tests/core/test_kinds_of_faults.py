@@ -387,27 +387,22 @@ def test_a_shift_and_a_temperature_are_two_faults_of_a_noisy_engine_too():
     assert kinds(job) == {"DATA/offset", "TRANSFORM/temperature"}
 
 
-def test_a_cut_distribution_and_some_shifted_rows_are_two_faults(job):
-    def streams(step):
-        s = cut(step)
-        which = s.rows(0.3)
-        s.old[which] = shifted(s.old, 2, s.rng)[which]
-        return s
-
-    play(job, 8, streams)
-
-    assert kinds(job) == {"DATA/offset", "TRANSFORM/kept_mass"}
+def some_shifted(s):
+    which = s.rows(0.3)
+    s.old[which] = shifted(s.old, 2, s.rng)[which]
+    return s
 
 
-def test_a_cut_distribution_and_requests_of_zeros_are_two_faults(job):
-    def streams(step):
-        s = cut(step)
-        s.engine[s.rows(0.1)] = 0.0
-        return s
+def some_zeros(s):
+    s.engine[s.rows(0.1)] = 0.0
+    return s
 
-    play(job, 8, streams)
 
-    assert kinds(job) == {"DATA/exact_zeros", "TRANSFORM/kept_mass"}
+@pytest.mark.parametrize(("damaged", "name"), [(some_shifted, "DATA/offset"), (some_zeros, "DATA/exact_zeros")])
+def test_a_cut_distribution_and_rows_that_are_damaged_are_two_faults(job, damaged, name):
+    play(job, 8, lambda step: damaged(cut(step)))
+
+    assert kinds(job) == {name, "TRANSFORM/kept_mass"}
 
 
 def test_a_temperature_and_zeros_in_the_mask_are_two_faults(job):

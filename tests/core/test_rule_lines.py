@@ -30,14 +30,17 @@ def found(streams_at, *, steps=4, clean=0, dtypes=BF16, **train):
 # -- data ------------------------------------------------------------------------------------------------------------
 
 
+def of_other_tokens(s, hit):
+    s.engine = np.where(hit, make_policy(s.shape, s.rng, certain=0.2), s.engine)
+    return s
+
+
 def at_places(which, share=1.0, length=512, rows=32):
     """Engine values of other tokens at the places where `which` is True."""
 
     def streams(step):
         s = make_streams(step, rows=rows, length=length, disc=0.03)
-        hit = which(np.arange(length)) & (s.rng.random(s.shape) < share)
-        s.engine = np.where(hit, make_policy(s.shape, s.rng, certain=0.2), s.engine)
-        return s
+        return of_other_tokens(s, which(np.arange(length)) & (s.rng.random(s.shape) < share))
 
     return streams
 
@@ -53,19 +56,17 @@ def test_tokens_off_at_one_place_are_named_by_it():
 @pytest.mark.parametrize(("rows", "length", "share"), [(512, 80, 0.4), (512, 80, 1.0), (64, 600, 1.0)])
 @pytest.mark.parametrize("strays", [0.0, 0.02])
 def test_one_place_is_named_beside_tokens_that_are_off_anywhere(rows, length, share, strays):
-    def streams(step):
-        s = at_places(lambda t: t == 40, share, length, rows)(step)
+    damaged = at_places(lambda t: t == 40, share, length, rows)
+
+    def strewn(s):
         wild = s.rng.random(s.shape) < strays
         s.engine = np.where(wild, s.engine - s.rng.exponential(0.4, s.shape), s.engine)
         return s
 
     def clean(step):
-        s = make_streams(step, rows=rows, length=length, disc=0.03)
-        wild = s.rng.random(s.shape) < strays
-        s.engine = np.where(wild, s.engine - s.rng.exponential(0.4, s.shape), s.engine)
-        return s
+        return strewn(make_streams(step, rows=rows, length=length, disc=0.03))
 
-    assert found(lambda step: streams(step) if step >= 6 else clean(step), steps=12) == {"DATA/one_place"}
+    assert found(lambda step: strewn(damaged(step)) if step >= 6 else clean(step), steps=12) == {"DATA/one_place"}
     assert found(clean, steps=12) == set()
 
 
@@ -74,16 +75,10 @@ def test_the_chunk_is_its_largest_number_although_strays_fall_on_its_parts(chunk
     job = Job(dtypes=BF16)
     for step in range(6):
         s = at_places(lambda t: (t % chunk == 0) & (t > 0), 0.5, length=300)(step)
-        stray = s.rng.random(s.shape) < 0.002
-        job.step(step, replace_engine(s, stray).train(), scalars=MOVES)
+        job.step(step, of_other_tokens(s, s.rng.random(s.shape) < 0.002).train(), scalars=MOVES)
 
     evidence = next(f for f in job.report()["findings"] if f["kind"] == "chunk_edge")["evidence"]
     assert evidence["modulus"] == chunk
-
-
-def replace_engine(s, which):
-    s.engine = np.where(which, make_policy(s.shape, s.rng, certain=0.2), s.engine)
-    return s
 
 
 def test_first_tokens_that_are_off_are_named():

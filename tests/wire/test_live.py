@@ -19,7 +19,7 @@ from dlc_sentinel.errors import AddressError, AddressInUse, KeysError
 from dlc_sentinel.records import Ack, Bye, Command, Heartbeat, Hello, Source, StepEnd, Train
 from dlc_sentinel.wire import line
 from dlc_sentinel.wire.codec import UNNUMBERED, encode
-from dlc_sentinel.wire.control import Taken, decode_down
+from dlc_sentinel.wire.control import Taken, Welcome, decode_down
 from dlc_sentinel.wire.keys import new_keys
 from dlc_sentinel.wire.receiver import Receiver
 from dlc_sentinel.wire.sender import Sender
@@ -115,8 +115,11 @@ def test_a_goodbye_that_is_read_before_its_control_socket_was_heard_is_confirmed
         down.connect(receiver.address.control)
         for part in encode(Heartbeat(source, 7, 40), UNNUMBERED):
             down.send(part)
-        reader.until(lambda: down.poll(0) and isinstance(decode_down(down.recv()), Taken))
+        heard = []
+        reader.until(lambda: down.poll(0) and (heard.append(decode_down(down.recv())) or len(heard) == 2))
     context.destroy(linger=0)
+
+    assert [type(message) for message in heard] == [Welcome, Taken]
 
 
 def test_a_producer_is_known_by_its_heartbeat(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

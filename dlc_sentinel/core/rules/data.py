@@ -9,7 +9,7 @@ from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.core.rules.base import AGREEING, CATASTROPHE_TOKENS, Candidate, View, apart, at_floor, rest_at_floor
-from dlc_sentinel.maths.chance import chance_nats
+from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import Json
 
 FAULT_CAUSES = (
@@ -30,8 +30,6 @@ SAME_OFFSET = 0.25
 """Noise shifts rows, too, but each by another number; short rows have few to choose from."""
 ZERO_SHARE, ZERO_TOKENS = 5e-4, 4
 USUAL_TIMES = 5.0
-SURE_NATS = 9.0
-"""A chance of 1e-4 in a step; two of three steps are asked for beside."""
 FAR_SHARE = 2e-4
 PLACED_SHARE = 0.6
 EDGE_SHARE = 0.5
@@ -142,7 +140,10 @@ def _by_place(now: StepFacts) -> tuple[str, dict[str, Json]] | None:
 
 
 def _no_chance(share: float, usual: float, num: int) -> bool:
-    """True where so many of `num` rows would not be far at a rate of `usual`: with few rows, one of them often is."""
+    """True where so many of `num` rows would not be far at a rate of `usual`: with few rows, one of them often is.
+
+    In one step of 10,000 they are; two of three steps are asked for beside.
+    """
     return bool(chance_nats(share, usual, num) >= SURE_NATS)
 
 

@@ -24,6 +24,7 @@ from dlc_sentinel.core.rules.base import (
     rising,
     tail_alone,
 )
+from dlc_sentinel.core.rules.data import DATA_SHARE
 from dlc_sentinel.records import Json
 
 CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
@@ -37,7 +38,6 @@ KEYED = (0.02, 0.8)
 FEW_VALUES = 0.05
 """Distinct values of the engine, over the trainer's."""
 GROWS, STILL = 2.5, 1.5
-TORN_SHARE = 0.01
 DRIFT_WINDOWS, DRIFT_STEPS = 4, 5
 DRIFT_FLOORS, DRIFT_BEGUN, DRIFT_RISE = 1.5, 1.25, 1.4
 JUMP = 3.0
@@ -113,8 +113,8 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     )
     if view.stale_refuted:
         kind = "drift_or_undelivered"
-    elif rising(history)[0] >= 0 or now.repeated_checksum or _is_being_tried(view):
-        return []  # the STALE_ENGINE rule has it until its one RESYNC is judged
+    elif _stale_engine_has_it(history, view):
+        return []
     else:
         kind = _kind(history)
     advice = ADVICE["ENGINE", kind]
@@ -128,8 +128,10 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic, at_once=view.stale_refuted)]
 
 
-def _is_being_tried(view: View) -> bool:
-    return view.resync_without_effect or view.resync_pending or view.stale_untested
+def _stale_engine_has_it(history: Sequence[StepFacts], view: View) -> bool:
+    """True until that rule's one RESYNC is judged."""
+    tried = view.resync_without_effect or view.resync_pending or view.stale_untested
+    return tried or history[-1].repeated_checksum or rising(history)[0] >= 0
 
 
 def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
@@ -142,7 +144,7 @@ def _kind(history: Sequence[StepFacts]) -> str:
     """What about the engine is off, where the rows show it; compared with the oldest step that is remembered."""
     p, old = history[-1].profile, history[0]
     # rows that are torn at some token are worse at their end, which says nothing of the engine
-    grows = p.place_ratio >= GROWS and not old.profile.place_ratio >= GROWS and p.broken_rows < TORN_SHARE
+    grows = p.place_ratio >= GROWS and not old.profile.place_ratio >= GROWS and p.broken_rows < DATA_SHARE
     shown = {
         "replica": bool(p.replica),
         "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
@@ -169,8 +171,8 @@ def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     wanted = CHANGE_RATIO if len(seen) - since >= CHANGE_KNOWN else CHANGE_EARLY
     if least < CHANGE_NATS or least**2 < wanted * before**2:
         return []
-    if rising(history)[0] >= 0 or now.repeated_checksum or _is_being_tried(view):
-        return []  # as above
+    if _stale_engine_has_it(history, view):
+        return []
     ratio = seen[-since].engine_change
     evidence: dict[str, Json] = {
         "second_moment_ratio": ratio, "rms_nats": now.current.rms, "rms_before_nats": before
