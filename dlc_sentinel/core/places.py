@@ -28,7 +28,7 @@ MIN_PLACED = 3
 SPECIAL_SHARE = 0.25
 """A place is special where so many of its tokens are far, beyond chance among so many places."""
 SECOND_SHARE = 0.2
-"""Of a chunk's edges the second at least holds so much of their far tokens, or there is but one (special: any)."""
+"""The second of a chunk's edges holds at least so much of what the first does, or there is but one (special: any)."""
 ABOUT = 0.9
 """A multiple of a chunk that holds about as many far tokens is the chunk: strays fall on its parts, too."""
 WHOLE_SHARE = 0.9
@@ -158,8 +158,9 @@ def _at_places(place_N: I64, far_N: Bool) -> dict[str, Json]:
 def _share_of_one_class(far_P: F64, modulus: int, second_share: float) -> float:
     """Of the far tokens, the share at places of one remainder; 0 where these are all but one place."""
     counts = np.bincount(np.arange(len(far_P)) % modulus, far_P)
-    second = np.sort(far_P[counts.argmax() :: modulus])[-2:-1]
-    return float(counts.max() / far_P.sum()) if (second > second_share * counts.max()).any() else 0.0
+    of_class = np.sort(far_P[counts.argmax() :: modulus])
+    several = len(of_class) > 1 and of_class[-2] > second_share * of_class[-1]
+    return float(counts.max() / far_P.sum()) if several else 0.0
 
 
 def _starts(rows: Sequence[WholeRow]) -> tuple[I64, Bool]:

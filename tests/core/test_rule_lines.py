@@ -54,7 +54,7 @@ def test_tokens_off_at_one_place_are_named_by_it():
 
 
 @pytest.mark.parametrize(("rows", "length", "share"), [(512, 80, 0.4), (512, 80, 1.0), (64, 600, 1.0)])
-@pytest.mark.parametrize("strays", [0.0, 0.02])
+@pytest.mark.parametrize("strays", [0.0, 0.001, 0.02])
 def test_one_place_is_named_beside_tokens_that_are_off_anywhere(rows, length, share, strays):
     damaged = at_places(lambda t: t == 40, share, length, rows)
 
@@ -70,12 +70,19 @@ def test_one_place_is_named_beside_tokens_that_are_off_anywhere(rows, length, sh
     assert found(clean, steps=12) == set()
 
 
-@pytest.mark.parametrize("chunk", [16, 32, 64])
-def test_the_chunk_is_its_largest_number_although_strays_fall_on_its_parts(chunk):
+@pytest.mark.parametrize(
+    ("chunk", "rows", "length", "share", "strays"),
+    [
+        (16, 32, 300, 0.5, 0.002), (32, 32, 300, 0.5, 0.002), (64, 32, 300, 0.5, 0.002),
+        (64, 32, 300, 0.9, 0.02),  # more strays than edges
+        (64, 8, 2000, 0.3, 0.0004), (64, 16, 1500, 0.2, 0.0004),  # hardly a place has enough far tokens for itself
+    ],
+)  # fmt: skip
+def test_the_chunk_is_its_largest_number_although_strays_fall_on_its_parts(chunk, rows, length, share, strays):
     job = Job(dtypes=BF16)
     for step in range(6):
-        s = at_places(lambda t: (t % chunk == 0) & (t > 0), 0.5, length=300)(step)
-        job.step(step, of_other_tokens(s, s.rng.random(s.shape) < 0.002).train(), scalars=MOVES)
+        s = at_places(lambda t: (t % chunk == 0) & (t > 0), share, length, rows)(step)
+        job.step(step, of_other_tokens(s, s.rng.random(s.shape) < strays).train(), scalars=MOVES)
 
     evidence = next(f for f in job.report()["findings"] if f["kind"] == "chunk_edge")["evidence"]
     assert evidence["modulus"] == chunk

@@ -60,9 +60,9 @@ def test_nothing_is_hidden_where_nothing_is_changed_or_the_mode_is_not_known(eng
     assert unreported(engine) == {}
 
 
-def sampled(job, step, trained_on, **sampling):
-    """A step whose rows, but for the last, an engine reports; all of them sampled so."""
-    record = make_train(step, rows=8, length=128)
+def sampled(job, step, trained_on, disc=1e-3, **sampling):
+    """A step whose rows an engine reports, all of them sampled so."""
+    record = make_train(step, rows=8, length=128, disc=disc)
     rows = [record.engine_N[i * 128 : (i + 1) * 128] for i in range(8)]
     ids = record.ids if trained_on else tuple(f"eval-{name}" for name in record.ids)
     rollout = replace(make_rollout(ids, rows, step), sampling=(PLAIN | sampling,) * 8)
@@ -80,7 +80,6 @@ def test_rows_sampled_at_a_temperature_that_raw_logprobs_hide_are_TRANSFORM_howe
     (finding,) = report["findings"]
     assert finding["kind"] == "unreported" and finding["evidence"]["temperature"] == 0.7
     assert any("0.7" in e.text for e in of_kind(job.events, "note"))
-    assert report["steps"][-1]["floor"]["rms"] < 0.02  # the streams agree, and that goes on being learned
 
 
 def test_how_evaluation_samples_is_nobodys_business():
@@ -89,3 +88,15 @@ def test_how_evaluation_samples_is_nobodys_business():
         sampled(job, step, False, temperature=0.0)
 
     assert job.report()["findings"] == [] and of_kind(job.events, "note") == []
+
+
+def test_what_only_the_settings_show_lifts_no_floor_and_hides_no_other_fault():
+    jobs = [Job(dtypes={"engine": "bfloat16", "trainer": "bfloat16"}) for _ in range(2)]
+    for job, temperature in zip(jobs, (0.7, 1.0), strict=True):
+        for step in range(24):
+            sampled(job, step, True, disc=0.01 if step < 20 else 0.3, temperature=temperature)
+
+    hidden, plain = (job.report() for job in jobs)
+    assert hidden["steps"][19]["floor"] == plain["steps"][19]["floor"]
+    own = {(f["verdict"], f["kind"]) for f in hidden["findings"]} - {("TRANSFORM", "unreported")}
+    assert own == {(f["verdict"], f["kind"]) for f in plain["findings"]} != set()
