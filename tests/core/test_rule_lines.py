@@ -76,6 +76,7 @@ def test_one_place_is_named_beside_tokens_that_are_off_anywhere(rows, length, sh
         (16, 32, 300, 0.5, 0.002), (32, 32, 300, 0.5, 0.002), (64, 32, 300, 0.5, 0.002),
         (64, 32, 300, 0.9, 0.02),  # more strays than edges
         (64, 8, 2000, 0.3, 0.0004), (64, 16, 1500, 0.2, 0.0004),  # hardly a place has enough far tokens for itself
+        (32, 2, 4000, 0.35, 0.006), (32, 2, 8000, 0.3, 0.005),  # of two rows none has, and strays fall on odd 16s
     ],
 )  # fmt: skip
 def test_the_chunk_is_its_largest_number_although_strays_fall_on_its_parts(chunk, rows, length, share, strays):
@@ -86,6 +87,17 @@ def test_the_chunk_is_its_largest_number_although_strays_fall_on_its_parts(chunk
 
     evidence = next(f for f in job.report()["findings"] if f["kind"] == "chunk_edge")["evidence"]
     assert evidence["modulus"] == chunk
+
+
+@pytest.mark.parametrize(("rows", "length", "place", "strays"), [(200, 80, 40, 0.0005), (400, 300, 130, 0.00005)])
+def test_one_place_beside_a_few_tokens_that_are_off_anywhere_is_no_chunk(rows, length, place, strays):
+    """Too few of the place's tokens are off to name it, and among the strays one or two lie on a multiple with it."""
+
+    def streams(step):
+        s = at_places(lambda t: t == place, 0.25, length, rows)(step)
+        return of_other_tokens(s, s.rng.random(s.shape) < strays)
+
+    assert "DATA/chunk_edge" not in found(streams, steps=8)
 
 
 def test_first_tokens_that_are_off_are_named():

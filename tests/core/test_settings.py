@@ -90,13 +90,14 @@ def test_how_evaluation_samples_is_nobodys_business():
     assert job.report()["findings"] == [] and of_kind(job.events, "note") == []
 
 
-def test_what_only_the_settings_show_lifts_no_floor_and_hides_no_other_fault():
+@pytest.mark.parametrize("clean", [4, 20])
+def test_what_only_the_settings_show_lifts_no_floor_and_hides_no_other_fault(clean):
     jobs = [Job(dtypes={"engine": "bfloat16", "trainer": "bfloat16"}) for _ in range(2)]
     for job, temperature in zip(jobs, (0.7, 1.0), strict=True):
         for step in range(24):
-            sampled(job, step, True, disc=0.01 if step < 20 else 0.3, temperature=temperature)
+            sampled(job, step, True, disc=0.01 if step < clean else 0.3, temperature=temperature)
 
     hidden, plain = (job.report() for job in jobs)
-    assert hidden["steps"][19]["floor"] == plain["steps"][19]["floor"]
+    assert [step["floor"] for step in hidden["steps"]] == [step["floor"] for step in plain["steps"]]
     own = {(f["verdict"], f["kind"]) for f in hidden["findings"]} - {("TRANSFORM", "unreported")}
     assert own == {(f["verdict"], f["kind"]) for f in plain["findings"]} != set()
