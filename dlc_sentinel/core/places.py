@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlc_sentinel.core.probe import SAMPLE_TOKENS, WholeRow
-from dlc_sentinel.core.shape import PLACEHOLDER_NATS
+from dlc_sentinel.core.shape import PLACEHOLDER_NATS, STRAY_NATS
 from dlc_sentinel.maths.cells import LOGP_EDGES
 from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import F64, I64, Bool, Json
@@ -35,15 +35,20 @@ WHOLE_SHARE = 0.9
 
 
 def places_of(
-    sample: Sequence[WholeRow], far_rows: Sequence[WholeRow], num_tokens: int, floor_rms: float
+    sample: Sequence[WholeRow], far_rows: Sequence[WholeRow], num_tokens: int, floor_rms: float, is_cut: bool
 ) -> dict[str, Json]:
-    """What `Profile` says of single tokens. `far_rows`: the worst, worst first; `num_tokens`: of the whole step."""
+    """What `Profile` says of single tokens. `far_rows`: the worst, worst first; `num_tokens`: of the whole step.
+
+    `is_cut`: the engine sampled from a cut distribution, so tokens anywhere are off by what that leaves out.
+    """
     rows, weight_N = _at_hand(sample, far_rows, num_tokens)
     engine_N = np.concatenate([row.engine_T for row in rows]).astype(np.float64)
     trainer_N = np.concatenate([row.trainer_T for row in rows]).astype(np.float64)
     x_N = trainer_N - engine_N
     num_sampled = sum(len(row.engine_T) for row in sample)
     far_N = _far(x_N, engine_N, trainer_N, num_sampled, floor_rms)
+    if is_cut:
+        far_N &= np.abs(x_N) > STRAY_NATS
     filled_N = (engine_N == 0.0) ^ (trainer_N == 0.0)
     zero_N = filled_N & (np.minimum(engine_N, trainer_N) < PLACEHOLDER_NATS)
     wild_N = np.abs(x_N) > WILD_NATS

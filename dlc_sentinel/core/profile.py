@@ -139,7 +139,9 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     classes = _classes(worst, sample, far_share, row_floor)
     # of a noisy engine's rows only some are far although all are shifted
     shifted = near_share < 0.5 and classes.get("shifted_rows", 0.0) > 0.5 * far_share
-    offset = int(classes["offset"]) if shifted else 0
+    offsets = {0, int(classes["offset"])} if shifted else {0}
+    functions = [_function(sample, classes, row_floor, offset) for offset in sorted(offsets)]
+    function = max(functions, key=lambda f: -math.inf if math.isnan(f.correlation) else f.correlation)
     return Profile(
         num_rows=len(table.num_S),
         num_tokens=int(table.num_S.sum()),
@@ -148,12 +150,12 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
         near_rows=near_share,
         **classes,
         **_ends(table, x_N, floor_rms),
-        **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms),
+        **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms, function.is_cut),
         mislabelled_rows=_mislabelled(sample),
         **_engine_shape(sample, x_N, engine_N, trainer_N),
         **_replicas(table, far_S),
         keyed_groups=_keyed(table, far_S),
-        function=_function(sample, classes, row_floor, offset),
+        function=function,
     )
 
 
@@ -231,8 +233,9 @@ def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], floor_rms
     # without last tokens: a hand-made one is no sampling transform
     engine_N = np.concatenate([row.engine_T[:-1][engine] for row in sample]).astype(np.float64)
     trainer_N = np.concatenate([row.trainer_T[:-1][trainer] for row in sample]).astype(np.float64)
+    row_N = np.repeat(np.arange(len(sample)), [max(len(row.engine_T) - 1 - abs(offset), 0) for row in sample])
     few = slice(None, None, 1 + len(engine_N) // FEW_TOKENS)
-    return function_of_logp(engine_N[few], trainer_N[few])
+    return function_of_logp(engine_N[few], trainer_N[few], row_N[few])
 
 
 def _ends(table: RowTable, x_N: F64, floor_rms: float) -> dict[str, Json]:

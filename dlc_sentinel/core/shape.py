@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlc_sentinel.records import F64
+from dlc_sentinel.maths.cells import LOGP_EDGES
+from dlc_sentinel.records import F64, I64, Bool
 
 NAN = math.nan
 MIN_TOKENS = 64
@@ -22,6 +23,12 @@ RARE_NATS = -12.0
 CLIP = 50.0
 PLACEHOLDER_NATS = -1.0
 """A logprob of exactly 0 in one stream, where the other is below this, was put there by hand: no transform makes it."""
+STRAY_TIMES, STRAY_NATS = 8.0, 1.0
+"""A token is damaged by something else where x is off from that of tokens about as likely by so many times what these
+are, and by more than a cut moves it: that by as much as it leaves out, hardly ever 63 %."""
+STRAY_SHARE, MOST = 0.03, 0.5
+"""A row with more of them is damaged where it shows less, too; unless most rows are so."""
+KEPT_Z, CUT_MASS, ONE_SIDED = 8.0, 0.005, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +48,23 @@ class FunctionOfLogp:
     explained: float = NAN
     """Share of the sum of squares that this line takes away, beyond what a constant does."""
 
+    @property
+    def is_cut(self) -> bool:
+        """True where the engine sampled from a cut distribution and reports that one."""
+        return self.kept_z >= KEPT_Z and 1.0 - self.kept_mass >= CUT_MASS and self.below >= ONE_SIDED
 
-def function_of_logp(engine_N: F64, trainer_N: F64) -> FunctionOfLogp:
-    """The shape of trainer - engine over sampled tokens, fill-ins left out; nan with fewer than 64 unsure ones."""
-    filled_N = (engine_N == 0.0) != (trainer_N == 0.0)
-    if (np.minimum(engine_N, trainer_N)[filled_N] < PLACEHOLDER_NATS).any():
-        engine_N, trainer_N = engine_N[~filled_N], trainer_N[~filled_N]
+
+def function_of_logp(engine_N: F64, trainer_N: F64, row_N: I64) -> FunctionOfLogp:
+    """The shape of trainer - engine over sampled tokens of rows `row_N`: of the unsure ones, without damaged ones.
+
+    nan with fewer than 64 of them.
+    """
     unsure_N = (engine_N < UNSURE_NATS) & (trainer_N < UNSURE_NATS) & (np.minimum(engine_N, trainer_N) > RARE_NATS)
-    e_N, t_N = engine_N[unsure_N], trainer_N[unsure_N]
+    kept_N = unsure_N & ~_damaged(engine_N, trainer_N, row_N)
+    e_N, t_N = engine_N[kept_N], trainer_N[kept_N]
     if len(e_N) < MIN_TOKENS:
         return FunctionOfLogp()
-    x_N = trainer_N - engine_N
+    x_N = t_N - e_N
     w_N = np.expm1(np.minimum(x_N, CLIP))
     error = float(w_N.std()) / math.sqrt(len(w_N))
     square = float(np.sum(x_N * x_N))
@@ -64,6 +77,20 @@ def function_of_logp(engine_N: F64, trainer_N: F64) -> FunctionOfLogp:
         slope=slope,
         explained=explained,
     )
+
+
+def _damaged(engine_N: F64, trainer_N: F64, row_N: I64) -> Bool:
+    """True where x is far from that of tokens as likely on the likelier side, and in rows that have many of those."""
+    x_N = trainer_N - engine_N
+    bin_N = np.searchsorted(LOGP_EDGES, np.maximum(engine_N, trainer_N), side="right")
+    stray_N = np.zeros(len(x_N), np.bool_)
+    for index in np.unique(bin_N):
+        of_bin = bin_N == index
+        off_N = np.abs(x_N[of_bin] - np.median(x_N[of_bin]))
+        stray_N[of_bin] = off_N > max(STRAY_TIMES * float(np.median(off_N)), STRAY_NATS)
+    share_R = np.bincount(row_N, stray_N) / np.maximum(np.bincount(row_N), 1)
+    torn_N = (share_R > STRAY_SHARE)[row_N]
+    return stray_N | torn_N if torn_N.mean() < MOST else stray_N
 
 
 def _odds(logp_N: F64) -> F64:

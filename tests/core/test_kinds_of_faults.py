@@ -398,11 +398,57 @@ def some_zeros(s):
     return s
 
 
-@pytest.mark.parametrize(("damaged", "name"), [(some_shifted, "DATA/offset"), (some_zeros, "DATA/exact_zeros")])
-def test_a_cut_distribution_and_rows_that_are_damaged_are_two_faults(job, damaged, name):
-    play(job, 8, lambda step: damaged(cut(step)))
+def broken(s):
+    for row in s.rows(0.3):
+        at = int(s.rng.integers(40, 70))
+        s.engine[row, at:] = make_policy(s.shape[1] - at, s.rng, certain=0.2)
+    return s
 
-    assert kinds(job) == {name, "TRANSFORM/kept_mass"}
+
+def chunked(s):
+    hit = (np.arange(s.shape[1]) % 32 == 16) & (s.rng.random(s.shape) < 0.5)
+    s.engine = np.where(hit, make_policy(s.shape, s.rng, certain=0.2), s.engine)
+    return s
+
+
+def masked(s):
+    for row in range(len(s.old)):
+        at = int(s.rng.integers(5, 60))
+        s.engine[row, at : at + 12] = s.old[row, at : at + 12] - s.rng.uniform(2.0, 4.0, 12)
+    return s
+
+
+def tempered(step):
+    cold = lambda x: log_softmax(x / 0.8)  # noqa: E731  two sides, one line each
+    return make_sampled(step, cold, log_softmax, sampled_of=cold)
+
+
+@pytest.mark.parametrize(("transform", "kind"), [(cut, "kept_mass"), (tempered, "temperature")])
+@pytest.mark.parametrize(
+    ("damaged", "name"),
+    [
+        (some_shifted, "offset"), (some_zeros, "exact_zeros"), (broken, "broken_prefix"), (chunked, "chunk_edge"),
+        (masked, "masked_span"),
+    ],
+)  # fmt: skip
+def test_a_transform_and_damage_of_rows_or_places_are_two_faults(job, transform, kind, damaged, name):
+    play(job, 8, lambda step: damaged(transform(step)))
+
+    assert kinds(job) == {f"DATA/{name}", f"TRANSFORM/{kind}"}
+
+
+@pytest.mark.parametrize("up", [0.5, 0.3])
+def test_a_tail_is_no_cut_distribution_although_it_leans_to_one_side(job, up):
+    def streams(step):
+        s = make_streams(step, disc=0.03, rows=48)
+        hit = (s.rng.random(s.shape) < 0.1) & (s.old < -0.1)
+        sign = np.where(s.rng.random(s.shape) < up, 1.0, -1.0)
+        s.engine = np.where(hit, np.minimum(s.old - sign * s.rng.uniform(0.3, 0.9, s.shape), -1e-6), s.engine)
+        return s
+
+    play(job, 14, lambda step: streams(step) if step >= 6 else make_streams(step, disc=0.03, rows=48))
+
+    assert "ENGINE" in verdicts(job) and "TRANSFORM" not in verdicts(job)
 
 
 def test_a_temperature_and_zeros_in_the_mask_are_two_faults(job):

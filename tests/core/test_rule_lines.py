@@ -158,6 +158,17 @@ def test_a_cause_of_one_percent_of_the_tokens_is_a_finding(share, wanted):
     assert found(streams) == wanted
 
 
+@pytest.mark.parametrize(("value", "name"), [(np.nan, "non_finite"), (-9999.0, "placeholder")])
+@pytest.mark.parametrize(("rows", "wanted"), [(63, False), (64, True)])
+def test_last_tokens_without_a_value_are_a_finding_however_long_the_rows(value, name, rows, wanted):
+    def streams(step):
+        s = make_streams(step, disc=0.03, rows=72, length=300)
+        s.engine[:rows, -1] = value
+        return s
+
+    assert found(streams) == ({f"DATA/{name}"} if wanted else set())
+
+
 @pytest.mark.parametrize(("value", "catastrophic"), [(np.nan, True), (-9999.0, False)])
 def test_one_percent_that_is_not_finite_is_a_catastrophe(value, catastrophic):
     job = Job(dtypes=BF16)

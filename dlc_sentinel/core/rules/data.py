@@ -16,6 +16,9 @@ FAULT_CAUSES = (
     "non_finite", "placeholder", "mis_sized", "duplicate", "out_of_order", "unmatched", "restarted_version",
 )  # fmt: skip
 """Refusals that say the data is wrong; the others (queue_full, join_full, late, oversize) say it was lost."""
+NO_VALUES = ("non_finite", "placeholder")
+"""Of these so many tokens are enough in any step: a logprob that is none comes from a place or rows of one kind."""
+CLASS_TOKENS = 64
 DATA_SHARE = 0.01
 CLASS_SHARE = 0.1
 """Of one position or class of rows."""
@@ -39,16 +42,17 @@ RUN_TOKENS, RUN_SHARE = 4.0, 0.003
 
 
 def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
-    """A cause for which the data itself is to blame takes 1 % of a step."""
+    """A cause for which the data itself is to blame takes 1 % of a step, or leaves 64 tokens of it without a value."""
     now = history[-1]
     found = []
     offered = now.offered_tokens
     for cause in FAULT_CAUSES:
-        share = now.dropped.get(cause, 0) / offered
-        if share < DATA_SHARE:
+        tokens = now.dropped.get(cause, 0)
+        share = tokens / offered
+        if share < DATA_SHARE and not (cause in NO_VALUES and tokens >= CLASS_TOKENS):
             continue
         catastrophic = cause == "non_finite" and share > DATA_SHARE and offered >= CATASTROPHE_TOKENS
-        evidence = {"cause": cause, "tokens": now.dropped[cause], "share": share}
+        evidence = {"cause": cause, "tokens": tokens, "share": share}
         found.append(
             Candidate("DATA", cause, min(0.6 + share, 0.99), ADVICE["DATA", cause], evidence, catastrophic=catastrophic)
         )

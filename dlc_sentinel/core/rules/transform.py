@@ -10,7 +10,6 @@ from dlc_sentinel.core.rules.base import UNREPORTED, Candidate, View
 from dlc_sentinel.records import Json
 
 TOGETHER = 0.9
-KEPT_Z, CUT_MASS, ONE_SIDED = 8.0, 0.005, 0.95
 EXPLAINED, BENT = 0.5, 0.07
 DATA_SHARE = 0.01
 MIN_NATS = 0.01
@@ -34,7 +33,7 @@ def _shown(now: StepFacts) -> list[Candidate]:
     if not f.correlation >= TOGETHER or not now.discrepancy.rms >= MIN_NATS:
         return []
     evidence = {"correlation": f.correlation, "rms_nats": now.discrepancy.rms}
-    if f.kept_z >= KEPT_Z and 1.0 - f.kept_mass >= CUT_MASS and f.below >= ONE_SIDED:
+    if f.is_cut:
         evidence |= {"kept_mass": f.kept_mass, "z": f.kept_z, "share_below_0": f.below}
         return [Candidate("TRANSFORM", "kept_mass", 0.95, ADVICE["TRANSFORM", "kept_mass"], evidence)]
     if f.explained >= EXPLAINED and abs(f.slope - 1.0) >= BENT:
