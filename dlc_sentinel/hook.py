@@ -98,6 +98,8 @@ def connect(
 
     Reads DLC_SENTINEL, DLC_SENTINEL_RUN (when `run` is None), DLC_SENTINEL_KEYS (folder of CURVE keys),
     DLC_SENTINEL_INSECURE (1 = tcp off loopback without keys) and DLC_SENTINEL_QUEUE_BYTES (default 256 MiB).
+    Args: dtypes: what each side computes in, {"engine": "bfloat16", "trainer": "bfloat16"}; a side that is not named
+    counts as bfloat16.
     """
     text = os.environ.get("DLC_SENTINEL", "").strip()
     if text in ("", "0"):
@@ -239,7 +241,8 @@ class Hook:
 
         Padding goes by `lengths` [B], else by the last nonzero of `mask`; packed rows need `cu_seqlens` [B + 1].
         Args: version: the trainer's at this step; versions: the generator's, one, [B] or one per token; old_version:
-        trainer version at which `old` was computed, one or [B]; owned=True: packed arrays stay as they are, no copy.
+        trainer version at which `old` was computed, one or [B]; owned=True: packed arrays stay as they are, no copy;
+        dtypes: of the streams before a cast (else the arrays' own): they count where coarser than what `connect` said.
         Rows whose arrays disagree in length are left out, counted as mis_sized and told; the rest is sent.
         """
         if int(step) < 0:

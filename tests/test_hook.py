@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 import torch
 
+from dlc_sentinel.config import Config
 from dlc_sentinel.core.floors import coarsest
+from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.hook import Hook, NoHook, connect, hash_id
-from dlc_sentinel.records import Bye, Heartbeat, Hello, Rollout, Scalars, Synced, Train
+from dlc_sentinel.records import Bye, Heartbeat, Hello, Rollout, Scalars, StepEnd, Synced, Train
 from dlc_sentinel.wire import line
 from dlc_sentinel.wire.receiver import Receiver
 from dlc_sentinel.wire.tensors import DTYPE_NAMES, EIGHT_BIT_PARTS, is_known_dtype
@@ -164,6 +166,25 @@ def test_bfloat16_arrives_as_float32_with_its_own_dtype_named(send: Send) -> Non
     assert record.cur_N is not None
     assert record.cur_N.tolist() == PACKED.tolist()
     assert record.dtypes == {"cur": "bfloat16"}
+
+
+def test_a_job_of_bfloat16_numerics_that_says_no_dtype_is_judged_by_them_and_not_by_its_float32_arrays(
+    hook: Hook, reader: Reader
+) -> None:
+    rng, monitor = np.random.default_rng(0), Monitor(Config())
+    for step in range(4):
+        cur = -rng.exponential(1.2, (32, 64)).astype(np.float32) - 0.3
+        engine = cur + rng.normal(0.0, 0.04, cur.shape).astype(np.float32)
+        hook.train(step, step, cur=cur, engine=engine, versions=step)
+        hook.poll(step)
+    reader.close(hook)
+    for number, record in enumerate(r for r in reader.records if isinstance(r, (Hello, Train, StepEnd))):
+        monitor.feed(record, number, 1000.0)
+
+    report = monitor.report(hook.source.run)
+    assert reader.of(Train)[0].dtypes == {"cur": "float32", "engine": "float32"}
+    assert len(report["steps"]) == 4
+    assert report["findings"] == []
 
 
 def test_a_missing_logprob_in_a_list_arrives_as_nan(send: Send) -> None:

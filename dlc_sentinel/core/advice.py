@@ -57,6 +57,10 @@ ADVICE: Mapping[tuple[str, str], str] = {
     ("DATA", "restarted_version"): (
         "Versions went back: the run was restarted under its old name; use a new DLC_SENTINEL_RUN."
     ),
+    ("UNWIRED", "total_always_zero"): (
+        "The engine's logprobs equal the trainer's bit by bit although the rows are old: one side is a copy of the "
+        "other. Send the logprobs that the engine returned when it sampled."
+    ),
     ("UNWIRED", "lag_always_zero"): (
         "Lag is exactly 0 although the rows are old: `old` is a copy of the current logprobs (recomputed or "
         "detached), not the generator's policy. Send old_is='reused', or score at the generator's weights."
@@ -156,13 +160,25 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "Most responses are cut at the limit: the reward no longer sees their end. Raise the limit, penalise "
         "length, or check that the end token is recognised."
     ),
+    ("LEARNING", "entropy_surge"): (
+        "The policy is becoming random and its reward falls: lower the learning rate or the entropy bonus, look at "
+        "the gradient norm and the clip; go back to a checkpoint from before. No sync helps."
+    ),
     ("LEARNING", "length"): ("Responses are three times as long as at the start: look at what the reward pays for."),
+    ("LEARNING", "length_collapse"): (
+        "Responses are a third as long as at the start and the reward falls: look at a penalty on length, at how the "
+        "loss is averaged over tokens, and whether the end token is rewarded."
+    ),
     ("LEARNING", "reward"): (
-        "The reward has halved from its peak while engine and trainer agree: look at the learning rate, the "
-        "reward function and the data, not at the engine."
+        "The reward has lost half of its peak, or of what it had gained, while engine and trainer agree: look at the "
+        "learning rate, the reward function and the data, not at the engine."
     ),
     ("LEARNING", "frozen"): (
         "No gradient reaches the policy: are all advantages 0, is everything masked, are the weights frozen?"
+    ),
+    ("LEARNING", "non_finite_gradient"): (
+        "The gradient is NaN or infinite at most steps: stop, and look for the first NaN (a loss of an empty mask, "
+        "a log of 0, an overflow in fp16). Where the weights hold NaN, go back to a checkpoint from before."
     ),
     ("ENGINE", "drift"): (
         "Engine and trainer drift apart at equal weights, slowly: compare dtypes, kernels and quantised "
@@ -198,6 +214,10 @@ ADVICE: Mapping[tuple[str, str], str] = {
     ("STALE_ENGINE", "one_replica"): (
         "One replica's rows are far from the trainer: did the last sync reach it? One RESYNC with a cache "
         "reset tells; else compare a parameter's checksum on that replica."
+    ),
+    ("STALE_ENGINE", "stale_kv"): (
+        "Weights change in flight and the cache of the old ones is kept: the tokens after it are of neither policy. "
+        "Reset the cache with the sync and prefill again, or let running requests end first."
     ),
     ("STALE_ENGINE", "after_resume"): (
         "Right after a resume the engine does not hold the checkpoint's weights: sync before the first step."

@@ -1,4 +1,4 @@
-"""What to send, and whether it helped. Counts in steps only, so that a replay decides alike.
+"""What to send, and whether it helped. Counts in steps with data only, so that a replay decides alike.
 
 Rule (a): LAG is below its threshold now -> RESYNC. Rule (b): STALE_ENGINE is suspected -> one RESYNC with cache reset.
 After a command nothing of its kind follows until rows of the acknowledged version were trained on (PENDING); its effect
@@ -30,6 +30,8 @@ from dlc_sentinel.core.rules.base import (
     lag_level,
     wants_drop,
 )
+from dlc_sentinel.core.rules.engine import STALE_KV
+from dlc_sentinel.core.strides import last_number, num_since
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2
@@ -62,27 +64,32 @@ class State:
 
     num_commands: int = 0
     steps_with_data: int = 0
+    data_steps: list[int] = field(default_factory=list)
+    """Their numbers, the newest ones: as many as anything here looks back."""
     flags: list[tuple[int, int]] = field(default_factory=list)
     """(step, lag level) of the last steps that count."""
     pending: Pending | None = None
     drain_version: int = UNKNOWN_VERSION
-    drain_until: int = -1
     count_after: int = -1
     """Steps up to this one are neither counted nor pooled."""
-    last_sent_step: int = -(10**9)
+    last_sent_step: int = -1
     sent_steps: list[int] = field(default_factory=list)
     blocked: bool = False
     """The trainer refused, or mode is observe: no further RESYNC of rule (a) until the finding has closed."""
     calm_total: dict[str, list[float]] = field(default_factory=dict)
     """age -> rms of total of first updates while the engine was not suspected."""
     resync_without_effect: bool = False
-    off_step: int = -(10**9)
+    off_step: int = -1
     """Newest step at which the engine was not at its floor."""
     worked_step: int = -1
     """Step at which the last RESYNC of rule (b) was judged to have worked; -1 = that is settled."""
     stale_tried: bool = False
     stale_refuted: bool = False
     stale_proven: bool = False
+    stale_kv_since: int = -1
+    """Since when the cache was stale for which a RESYNC was sent: the next change in flight makes another."""
+    resumed_step: int = -1
+    """First step of the newest process that went on where another one had stopped."""
     queue_rounds: int = 0
     last_drop: tuple[int, int] = (-1, 0)
     """(step at which a drop_stale took effect, age of the oldest rows before it)."""
@@ -124,7 +131,12 @@ class Decider:
             stale_proven=s.stale_proven,
             stale_untested=s.stale_tried and s.pending is None and not (s.stale_refuted or s.stale_proven),
             hopeless_queue=s.queue_rounds >= QUEUE_ROUNDS,
+            resumed_step=s.resumed_step,
         )
+
+    def resumed(self, step: int) -> None:
+        """A process goes on from `step` where another one of its rank had stopped."""
+        self.state.resumed_step = step
 
     def held(self) -> tuple[str, ...]:
         """Verdicts for which the present steps count for nothing."""
@@ -138,15 +150,17 @@ class Decider:
 
     def before_rules(self, facts: StepFacts) -> list[Decision]:
         """Judges what is pending; call with each step that has data, before the rules are asked."""
-        s = self.state
+        s, act = self.state, self._config.act
         s.steps_with_data += 1
+        num_kept = 1 + max(CHATTY_STEPS, act.ttl_steps, act.pending_steps, act.min_interval_steps)
+        s.data_steps = [*s.data_steps, facts.step][-num_kept:]
         self._remember(facts)
         if s.pending is None:
             return []
         if s.pending.acked_version == UNKNOWN_VERSION:
-            if facts.step <= s.pending.expires_step:
+            if self._since(s.pending.issued_step) <= act.ttl_steps:
                 return []
-            text = f"{s.pending.id}: no answer within {self._config.act.ttl_steps} steps: no trainer, or no poll()"
+            text = f"{s.pending.id}: no answer within {act.ttl_steps} steps: no trainer, or no poll()"
             command_id = s.pending.id
             self._end_pending(facts.step)
             return [Decision("outcome", text, outcome="expired", command=_named(command_id, self._run))]
@@ -155,36 +169,43 @@ class Decider:
     def after_rules(self, facts: StepFacts, findings: Findings) -> list[Decision]:
         """Decides, once the findings of the step are known."""
         s = self.state
+        abort = self._abort(facts, findings)
+        if abort is not None or not facts.num_tokens:
+            return [abort] if abort is not None else []
         level = lag_level(facts, self._config)
         done: list[Decision] = []
         if findings.get("LAG") is None and not level:
             s.blocked, s.queue_rounds = False, 0
         if s.pending is None and facts.step > s.count_after:
             s.flags = [*s.flags, (facts.step, level)][-FLAG_STEPS:]
-        abort = self._abort(facts, findings)
-        if abort is not None:
-            return [abort]
         stale = findings.get("STALE_ENGINE")
-        if s.pending is not None or self._too_early(facts) or s.breaker_open or s.abort_issued:
+        if s.pending is not None or self._too_early() or s.breaker_open or s.abort_issued:
             return done
         suspected_now = stale is not None and stale.state == "suspected" and stale.last_step == facts.step
-        if stale is not None and suspected_now and not s.stale_tried:
+        if stale is not None and suspected_now and not self._was_tried(stale):
             s.stale_tried = True
-            gone = self._effect_gone(facts)
+            gone = self._effect_gone(facts, stale)
             if gone is not None:
                 done.append(gone)
                 if gone.kind == "breaker":
                     return done
             stale.acted = self._sends
             done.append(self._resync(facts, "b", "sync_weights", stale, reset_cache=True))
-        elif stale is None and self._lag_due(facts, level):
+        elif stale is None and not _lag_unknown(findings) and self._lag_due(facts, level):
             done += self._lag_resync(facts, findings)
         return done
 
-    def _effect_gone(self, facts: StepFacts) -> Decision | None:
+    def _was_tried(self, stale: Finding) -> bool:
+        s = self.state
+        if stale.kind != STALE_KV:
+            return s.stale_tried
+        tried, s.stale_kv_since = s.stale_kv_since == stale.since_step, stale.since_step
+        return tried
+
+    def _effect_gone(self, facts: StepFacts, stale: Finding) -> Decision | None:
         """The engine is off again so soon that its last RESYNC counts as one without effect."""
         s = self.state
-        if s.worked_step < 0:
+        if s.worked_step < 0 or stale.kind == STALE_KV:
             return None
         text = f"the effect of the RESYNC judged at step {s.worked_step} is gone"
         s.worked_step, s.fails_in_row = -1, s.fails_in_row + 1
@@ -196,7 +217,7 @@ class Decider:
             return False
         if s.drain_version != UNKNOWN_VERSION:
             drained = facts.older_share(s.drain_version) < self._config.act.drained
-            if not drained and facts.step <= s.drain_until:
+            if not drained and self._since(s.count_after) <= self._config.act.pending_steps:
                 return False
             s.drain_version = UNKNOWN_VERSION
         if level == 2 and facts.action_enough:
@@ -208,11 +229,12 @@ class Decider:
         finding = findings.get("LAG")
         action: Action = "drop_stale" if wants_drop(facts, self._config) else "sync_weights"
         if action == "drop_stale" and s.last_drop[0] >= 0:
-            soon = facts.step <= s.last_drop[0] + s.last_drop[1] + FLAG_STEPS
+            num_steps = self._since(s.last_drop[0])
+            soon = num_steps <= s.last_drop[1] + FLAG_STEPS
             s.queue_rounds = s.queue_rounds + 1 if soon else 0
             if s.queue_rounds >= QUEUE_ROUNDS:
                 text = (
-                    f"drop_stale is due again after {facts.step - s.last_drop[0]} steps, within the queue's depth of "
+                    f"drop_stale is due again after {num_steps} steps, within the queue's depth of "
                     f"{s.last_drop[1]}: no further RESYNC; shorten the queue or lower the learning rate"
                 )
                 return [Decision("note", text)]
@@ -234,11 +256,11 @@ class Decider:
         command = Command(
             id=self._next_id("RESYNC"), run=self._run, kind="RESYNC", action=action, reset_cache=reset_cache,
             reason=reason, evidence=dict(finding.evidence) if finding else {f"lag_ess_{horizon}": facts.action_ess},
-            issued_step=facts.step, not_before_step=facts.step, expires_step=facts.step + act.ttl_steps,
+            issued_step=facts.step, not_before_step=facts.step, expires_step=last_number(s.data_steps, act.ttl_steps),
             version_at_least=facts.version,
         )  # fmt: skip
         s.last_sent_step = facts.step
-        s.sent_steps = [step for step in s.sent_steps if step > facts.step - CHATTY_STEPS] + [facts.step]
+        s.sent_steps = [step for step in s.sent_steps if self._since(step) < CHATTY_STEPS] + [facts.step]
         if self._sends:
             asked = engine_values(facts).rms if rule == "b" else math.nan
             s.pending = Pending(command.id, rule, action, facts.step, command.expires_step, facts.version, asked)
@@ -251,9 +273,12 @@ class Decider:
     def _sends(self) -> bool:
         return self._config.act.mode != "observe"
 
-    def _too_early(self, facts: StepFacts) -> bool:
+    def _since(self, step: int) -> int:
+        return num_since(self.state.data_steps, step)
+
+    def _too_early(self) -> bool:
         act, s = self._config.act, self.state
-        return s.steps_with_data <= act.warmup_steps or facts.step < s.last_sent_step + act.min_interval_steps
+        return s.steps_with_data <= act.warmup_steps or self._since(s.last_sent_step) < act.min_interval_steps
 
     def _abort(self, facts: StepFacts, findings: Findings) -> Decision | None:
         s = self.state
@@ -266,7 +291,8 @@ class Decider:
         reason = f"{due.verdict} {due.kind} since step {due.since_step}"
         command = Command(
             id=self._next_id("ABORT"), run=self._run, kind="ABORT", reason=reason, evidence=dict(due.evidence),
-            issued_step=facts.step, not_before_step=facts.step, expires_step=facts.step + self._config.act.ttl_steps,
+            issued_step=facts.step, not_before_step=facts.step,
+            expires_step=last_number(s.data_steps, self._config.act.ttl_steps),
         )  # fmt: skip
         return Decision("command", f"ABORT: {reason}", command, sent=sends)
 
@@ -298,7 +324,7 @@ class Decider:
     def awaits(self, command: Command, step: int) -> bool:
         """True while the command can still do good: at `step` it has neither lapsed nor been overtaken by a sync."""
         if command.kind == "ABORT":
-            return step <= command.expires_step
+            return self.state.abort_issued and (command.expires_step < 0 or step <= command.expires_step)
         pending = self.state.pending
         return pending is not None and pending.id == command.id and pending.acked_version == UNKNOWN_VERSION
 
@@ -322,7 +348,7 @@ class Decider:
         if math.isfinite(moved):
             s.displacement_nats += moved
             s.displacement_quiet_nats += moved
-        if 0 <= s.worked_step < facts.step - LASTING_STEPS:
+        if s.worked_step >= 0 and self._since(s.worked_step) > LASTING_STEPS:
             s.worked_step, s.fails_in_row = -1, 0
         if not at_floor(facts):
             s.off_step = facts.step
@@ -333,15 +359,15 @@ class Decider:
                 s.calm_total[age] = [*s.calm_total.get(age, []), rms][-HISTORY:]
         # What a RESYNC showed holds for a level that hovers about the line, too.
         values = engine_values(facts)
-        back = facts.step > s.off_step + LASTING_STEPS or values.rms <= QUIET_FLOORS * facts.floor_rms
-        if values.num and back and facts.step > s.count_after + FLAG_STEPS:
+        back = self._since(s.off_step) > LASTING_STEPS or values.rms <= QUIET_FLOORS * facts.floor_rms
+        if values.num and back and self._since(s.count_after) > FLAG_STEPS:
             s.stale_tried = s.resync_without_effect = s.stale_refuted = s.stale_proven = False
 
     def _judge(self, facts: StepFacts, pending: Pending) -> list[Decision]:
         act = self._config.act
         pending.take(facts)
         enough = pending.tokens >= act.pending_tokens and pending.groups >= act.pending_groups
-        if not enough and facts.step - pending.acked_step <= act.pending_steps:
+        if not enough and self._since(pending.acked_step) <= act.pending_steps:
             return []
         if not pending.tokens:
             self.state.missing_version, self.state.missing_since = pending.acked_version, pending.acked_step
@@ -412,7 +438,6 @@ class Decider:
         s.flags = []
         s.count_after = step
         s.drain_version = drain_version
-        s.drain_until = step + self._config.act.pending_steps
 
     def chatty(self, facts: StepFacts) -> Decision | None:
         """Advice, once, when RESYNC is sent in more than a quarter of 200 steps."""
@@ -461,6 +486,12 @@ def abort_due(findings: Sequence[Finding]) -> Finding | None:
         if finding.verdict in ("DATA", "ENGINE") and finding.catastrophic:
             return finding
     return None
+
+
+def _lag_unknown(findings: Findings) -> bool:
+    """True where rows fit the present weights and not those of their label: what they call lag is none."""
+    label = findings.get("LABEL")
+    return label is not None and label.kind == "other_version"
 
 
 def _named(command_id: str, run: str) -> Command:

@@ -10,7 +10,15 @@ from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.rules.base import SEVERITY, UNREPORTED, Candidate, Rule, View, rest_at_floor
 from dlc_sentinel.core.rules.data import FAULT_CAUSES, MOST, TORN, finish_reason, refused, structure
-from dlc_sentinel.core.rules.engine import drift, engine, engine_changed, stale_engine, trainer_noise
+from dlc_sentinel.core.rules.engine import (
+    STALE_KV,
+    drift,
+    engine,
+    engine_changed,
+    stale_cache,
+    stale_engine,
+    trainer_noise,
+)
 from dlc_sentinel.core.rules.label import label
 from dlc_sentinel.core.rules.lag import lag
 from dlc_sentinel.core.rules.learning import learning
@@ -18,9 +26,11 @@ from dlc_sentinel.core.rules.transform import transform
 from dlc_sentinel.core.rules.wiring import BOUND_SAFE, blind, unwired
 
 RULES: tuple[Rule, ...] = (
-    stale_engine, refused, structure, finish_reason, transform, label, engine, engine_changed, drift, trainer_noise,
-    lag, learning, unwired, blind,
+    stale_engine, stale_cache, refused, structure, finish_reason, transform, label, engine, engine_changed, drift,
+    trainer_noise, lag, learning, unwired, blind,
 )  # fmt: skip
+LIKE_STALE_KV = ("broken_prefix", "masked_span", "one_place")
+"""What tokens after a change of weights in flight look like, to those who do not know of it."""
 LIFTS_FLOOR = frozenset(("STALE_ENGINE", "DATA", "TRANSFORM", "LABEL", "ENGINE"))
 """Verdicts of faults that make the discrepancy larger: what a run shows under one of them is not its floor."""
 
@@ -35,6 +45,8 @@ def diagnose(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 
 def _explained(found: list[Candidate], now: StepFacts) -> list[Candidate]:
     """Without the candidates that another one explains: a shifted stream is also far from its floor."""
+    if any(c.kind == STALE_KV for c in found):
+        found = [c for c in found if c.verdict != "DATA" or c.kind not in LIKE_STALE_KV]
     data = [c for c in found if c.verdict == "DATA" and c.kind not in FAULT_CAUSES]
     if any(c.kind == "finish_reason" for c in data):
         found = [c for c in found if (c.verdict, c.kind) != ("LEARNING", "truncation")]

@@ -107,9 +107,13 @@ class StepFacts:
     by_version: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Generator version -> (tokens, groups) trained on."""
     aged_tokens: int = 0
-    """Tokens with age > 0 and an exact basis ..."""
+    """Tokens of the first update with age > 0 and an exact basis ..."""
     aged_moved: int = 0
     """... and those of them whose lag is not exactly 0."""
+    aged_any: int = 0
+    """Tokens of the first update with age > 0, on any basis ..."""
+    aged_apart: int = 0
+    """... and those of them on which trainer and engine differ."""
     kl: Kl = Kl()
     dropped: Mapping[str, int] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)

@@ -10,17 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from dlc_sentinel.core.rows import (
-    Generated,
-    Row,
-    Rows,
-    clip_spans,
-    cut_spans,
-    is_whole,
-    new_row,
-    pack,
-    pass_through,
-)  # fmt: skip
+from dlc_sentinel.core.rows import Generated, Row, Rows, clip_spans, cut_spans, is_whole, new_row, pack, pass_through
+from dlc_sentinel.core.strides import STRIDE_STEPS, Silence, stride
 from dlc_sentinel.records import F32, Bool, Json, Rollout, Train
 
 CONFLICT_NATS = 1e-6
@@ -41,12 +32,17 @@ class Join:
         self._refuse = refuse
         self._max_bytes = max_bytes
         self._max_age_steps = max_age_steps
+        self._closed: list[int] = []
         self._partial: dict[tuple[str, int, int, str], Row] = {}
         self._waiting: dict[tuple[int, int, str], Row] = {}
         self._wanted_by: dict[str, list[tuple[int, int, str]]] = {}
         self._generated: dict[str, Generated] = {}
         self._seen: dict[int, set[tuple[int, str]]] = {}
         self._engine_seen = False
+        self._silence = Silence()
+        """Of the engines."""
+        self.missing_tokens = 0
+        """Unmatched tokens of the step closed last, where no rollouts come any more: no fault of the ids."""
         self.num_bytes = 0
         self.unused_tokens = 0
         """Tokens of rollouts that no trainer ever asked for (dropped groups are normal): run-level, never a fault."""
@@ -174,6 +170,7 @@ class Join:
     def feed_rollout(self, record: Rollout, step: int) -> list[Rows]:
         """Rows whose last missing rollout this was. `step` is the newest trainer step seen: the rollout's age clock."""
         self._engine_seen = True
+        self._silence.heard(step)
         finished: list[str] = []
         for index, name in enumerate(record.ids):
             start, end = int(record.offsets_S1[index]), int(record.offsets_S1[index + 1])
@@ -224,7 +221,9 @@ class Join:
         return sum(key[0] == step for key in self._waiting) + sum(key[1] == step for key in self._partial)
 
     def close_step(self, step: int) -> list[Rows]:
-        """Ends the waiting of a step: rows with an engine stream of their own go on, the others are `unmatched`."""
+        """Ends the waiting of a step: rows with an engine stream of their own go on, the others are refused."""
+        self._silence.closed(step)
+        self.missing_tokens = 0
         rescued: list[Row] = []
         for key in [key for key in self._waiting if key[0] <= step]:
             row = self._waiting.pop(key)
@@ -233,18 +232,32 @@ class Join:
                 rescued.append(row)
             else:
                 self._refuse(row.step, "unmatched", row.length)
+                self.missing_tokens += row.length if self._is_missing(row) else 0
         for part in [part for part in self._partial if part[1] <= step]:
             row = self._partial.pop(part)
             self.num_bytes -= row.num_bytes
             self._refuse(row.step, "unmatched", row.length)
         for old in [old for old in self._seen if old <= step]:
             del self._seen[old]
-        for name in [name for name, r in self._generated.items() if step - r.born_step > self._max_age_steps]:
-            self._forget(name, "unmatched")
+        self._forget_old(step)
         self._wanted_by = {
             name: keys for name, keys in self._wanted_by.items() if any(k in self._waiting for k in keys)
         }
         return pack(rescued)
+
+    def _is_missing(self, row: Row) -> bool:
+        """True where no rollout named the row and none comes any more: its other half is lost, not of another id."""
+        unnamed = not any(name in self._generated for name, _, _ in row.segments)
+        return unnamed and (self._silence.is_unusual or not self._engine_seen)
+
+    def _forget_old(self, step: int) -> None:
+        self._closed = [*self._closed, step][-STRIDE_STEPS - 1 :]
+        oldest = step - self._max_age_steps * stride(self._closed)
+        for name, rollout in list(self._generated.items()):
+            if rollout.born_step < 0:
+                rollout.born_step = step
+            elif rollout.born_step < oldest:
+                self._forget(name, "unmatched")
 
     def restart(self, version: int) -> None:
         """Drops what belongs to a life of the run that is over: all that waits, and rollouts newer than `version`."""
@@ -255,8 +268,12 @@ class Join:
         self._partial.clear()
         self._wanted_by.clear()
         self._seen.clear()
+        self._closed.clear()
+        self._silence = Silence()
         for name in [n for n, r in self._generated.items() if any(v > version for _, v in r.spans)]:
             self._forget(name, "restarted_version")
+        for rollout in self._generated.values():
+            rollout.born_step = -1
 
     def _forget(self, name: str, cause: str) -> None:
         rollout = self._generated.pop(name)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dlc_sentinel.core.probe import WholeRow
+from dlc_sentinel.core.probe import UNSURE_NATS, WholeRow
+from dlc_sentinel.maths.cells import LOGP_EDGES
+from dlc_sentinel.maths.chance import SURE_NATS, chance_below_nats, chance_nats
 from dlc_sentinel.records import F64
 
 RowClass: TypeAlias = Literal["fitting", "shifted", "broken", "unpaired", "unknown"]
@@ -21,7 +26,11 @@ TOGETHER_REAL = 0.9
 """Without its fill-ins a row that fits to its end; a broken one fits up to a token."""
 MIN_SIDE = 12
 HALF_FITS = 0.5
-UNSURE_NATS, WHOLE_FLOORS = -0.05, 2.0
+QUIET_SHARE, QUIET_SIGMA = 0.3, 0.385
+"""The quieter 30 % of tokens tell what is usual, so that damaged rows do not: of a normal law they are within 0.385."""
+OFF_SIGMAS, OFF_RATE = 1.35, 0.18
+"""A token is off beyond so many sigmas of those about as likely; so many are in a healthy row."""
+MIN_BIN_TOKENS = 20
 FINE_SHARE, BAD_SHARE = 0.03, 0.3
 OFF_FLOORS, OFF_NATS = 6.0, 0.1
 
@@ -37,8 +46,43 @@ class Found:
     """Of the two streams as they stand."""
 
 
-def classify(row: WholeRow, floor_rms: float) -> Found:
-    """The class of a row that is far from the floor (nats)."""
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What tokens and rows of this step are off by, where nothing is wrong with them."""
+
+    floor_rms: float
+    """Of a row, nats ..."""
+    noise: float
+    """... and the same, or the middle unsure token's |x| where an engine is as noisy as that."""
+    sigma_B: F64
+    """Of tokens by logp bin, nats."""
+    num_rows: int
+
+    def is_off_throughout(self, row: WholeRow) -> bool:
+        """True where more of the unsure tokens are off than in the unluckiest of healthy rows."""
+        unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
+        num = int(unsure_T.sum())
+        off = np.abs(row.x_T) > OFF_SIGMAS * self.sigma_B[_bins(row)]
+        share = float(off[unsure_T].mean()) if num else 0.0
+        return bool(chance_nats(share, OFF_RATE, num) >= SURE_NATS + math.log(self.num_rows))
+
+
+def usual_of(sample: Sequence[WholeRow], floor_rms: float, num_rows: int) -> Usual:
+    """Told by the quieter tokens and rows of a random sample; `num_rows`: of the step."""
+    medians = [unsure_median(row) for row in sample]
+    noise = max(floor_rms, float(np.quantile(medians, QUIET_SHARE)))
+    size_N = np.concatenate([np.abs(row.x_T) for row in sample])
+    bin_N = np.concatenate([_bins(row) for row in sample])
+    sigma_B = np.zeros(len(LOGP_EDGES) + 1)
+    for index in range(len(sigma_B)):
+        of_bin = size_N[bin_N == index]
+        quiet = float(np.quantile(of_bin, QUIET_SHARE)) / QUIET_SIGMA if len(of_bin) >= MIN_BIN_TOKENS else 0.0
+        sigma_B[index] = max(quiet, floor_rms)
+    return Usual(floor_rms, noise, sigma_B, num_rows)
+
+
+def classify(row: WholeRow, usual: Usual) -> Found:
+    """The class of a row that is far from the floor."""
     engine_T = np.maximum(row.engine_T.astype(np.float64), CLIP_NATS)
     trainer_T = np.maximum(row.trainer_T.astype(np.float64), CLIP_NATS)
     if len(engine_T) < MIN_TOKENS:
@@ -47,12 +91,11 @@ def classify(row: WholeRow, floor_rms: float) -> Found:
     # a logprob of exactly 0 in one stream is a fill-in: of the other tokens the row may fit all the same
     real_T = (engine_T == 0.0) == (trainer_T == 0.0)
     real = _correlation(engine_T[real_T], trainer_T[real_T], 0) if real_T.sum() >= MIN_TOKENS else 1.0
-    at = _break(row.x_T, floor_rms)
+    at = _break(row.x_T, usual)
     if at is not None and _correlation(engine_T[at:], trainer_T[at:], 0) < HALF_FITS and real < TOGETHER_REAL:
         return Found("broken", place=int(row.place_T[at]), correlation=as_it_is)
     if as_it_is >= TOGETHER:
-        throughout = unsure_median(row) > WHOLE_FLOORS * floor_rms
-        return Found("fitting" if throughout else "unknown", correlation=as_it_is)
+        return Found("fitting" if usual.is_off_throughout(row) else "unknown", correlation=as_it_is)
     offset, best = _best_offset(engine_T, trainer_T)
     if best >= max(FITS, as_it_is + FITS_BY):
         return Found("shifted", offset=offset, correlation=as_it_is)
@@ -65,6 +108,11 @@ def unsure_median(row: WholeRow) -> float:
     """Median |x| of the tokens that one side is not sure of, nats; 0 without any."""
     unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
     return float(np.median(np.abs(row.x_T[unsure_T]))) if unsure_T.any() else 0.0
+
+
+def _bins(row: WholeRow) -> NDArray[np.intp]:
+    """Bin of each token by the likelier side, so that a wrong value stands out."""
+    return np.searchsorted(LOGP_EDGES, np.maximum(row.engine_T, row.trainer_T), side="right")
 
 
 def _best_offset(engine_T: F64, trainer_T: F64) -> tuple[int, float]:
@@ -84,12 +132,24 @@ def _correlation(engine_T: F64, trainer_T: F64, offset: int) -> float:
     return float(a @ b) / scale if scale > 0.0 else 0.0
 
 
-def _break(x_T: F64, floor_rms: float) -> int | None:
-    """The token from which on the row is off, where it is fine before; None where there is no such token."""
-    off_T = np.abs(x_T) > max(OFF_FLOORS * floor_rms, OFF_NATS)
+def _break(x_T: F64, usual: Usual) -> int | None:
+    """The token from which on the row is off, where it is fine before; None where there is no such token.
+
+    Against the noise of the other rows; where all are damaged, against the floor, if the start is fine beyond chance.
+    """
+    at, _ = _best_break(x_T, usual.noise)
+    if at is None and usual.noise > usual.floor_rms:
+        at, sure = _best_break(x_T, usual.floor_rms)
+        return at if sure >= SURE_NATS + math.log(len(x_T)) else None
+    return at
+
+
+def _best_break(x_T: F64, noise: float) -> tuple[int | None, float]:
+    """(place, nats by which it is beyond chance that the tokens before it are as fine as they are)."""
+    off_T = np.abs(x_T) > max(OFF_FLOORS * noise, OFF_NATS)
     num = len(off_T)
     if num < 2 * MIN_SIDE or not off_T.any():
-        return None
+        return None, 0.0
     before_T = np.concatenate([[0], np.cumsum(off_T)[:-1]])
     size_T = np.arange(num)
     after_T = off_T.sum() - before_T
@@ -98,4 +158,5 @@ def _break(x_T: F64, floor_rms: float) -> int | None:
     gain_T = after_T[inner] / (num - size_T[inner]) - before_T[inner] / size_T[inner]
     at = int(np.argmax(gain_T)) + MIN_SIDE
     fine, bad = before_T[at] / at, after_T[at] / (num - at)
-    return at if fine <= FINE_SHARE and bad >= BAD_SHARE else None
+    sure = float(chance_below_nats(fine, bad, at))
+    return (at, sure) if fine <= FINE_SHARE and bad >= BAD_SHARE else (None, 0.0)

@@ -32,6 +32,8 @@ SECOND_SHARE = 0.2
 ABOUT = 0.9
 """A multiple of a chunk that holds about as many far tokens is the chunk: strays fall on its parts, too."""
 WHOLE_SHARE = 0.9
+EDGE_TIMES = 3.0
+"""Edges are far where so many times more of them are than of tokens away from them: some masks leave hardly others."""
 
 
 def places_of(
@@ -136,9 +138,20 @@ def _placed(rows: Sequence[WholeRow], far_N: Bool, weight_N: F64) -> dict[str, J
     far = float(weight_N[far_N].sum())
     out: dict[str, Json] = {"far_run": far / float(weight_N[begins_N].sum())}
     if edge_N.sum() >= MIN_PLACED:
-        both = float(weight_N[far_N & edge_N].sum())
-        out |= {"edge_far": both / float(weight_N[edge_N].sum()), "edge_of_far": both / far}
+        out |= _at_edges(far_N, edge_N, begins_N, weight_N)
     return out | _at_places(place_N, far_N)
+
+
+def _at_edges(far_N: Bool, edge_N: Bool, begins_N: Bool, weight_N: F64) -> dict[str, Json]:
+    """How many edges are far, and how many far tokens lie in runs from there; {} where tokens elsewhere are as far."""
+    begun_N = np.maximum.accumulate(np.where(begins_N, np.arange(len(far_N)), 0))
+    of_edge_N = far_N & edge_N[begun_N]
+    free_N = ~(edge_N | of_edge_N)
+    at_edge = float(weight_N[far_N & edge_N].sum() / weight_N[edge_N].sum())
+    free = float(weight_N[free_N].sum())
+    if free and at_edge < EDGE_TIMES * float(weight_N[far_N & free_N].sum()) / free:
+        return {}
+    return {"edge_far": at_edge, "edge_of_far": float(weight_N[of_edge_N].sum() / weight_N[far_N].sum())}
 
 
 def _at_places(place_N: I64, far_N: Bool) -> dict[str, Json]:

@@ -28,6 +28,7 @@ STRIDE = 8
 """Long records are measured at every eighth token."""
 STRIDE_TOKENS = 8192
 MIN_STRIDED_ROW = 256
+UNSURE_NATS = -0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class RowTable:
     mean_sq_S: F64
     """Of trainer - engine, nats^2."""
     num_S: I64
+    unsure_S: I64
+    """Tokens of which the engine was not sure: numerics move hardly any other."""
     is_exact_S: Bool
     group_S: I64
     replica_S: I64
@@ -97,8 +100,9 @@ class Probe:
         mean_sq_S = _mean_squares(x_N, offsets_S1)
         replica = self._replicas.setdefault(tokens.replica, len(self._replicas))
         ends = (tokens.engine_N[last_S], trainer_N[last_S], tokens.engine_N[first_S], trainer_N[first_S])
+        unsure_S = np.add.reduceat(tokens.engine_N < UNSURE_NATS, first_S, dtype=np.int64)
         columns = (
-            mean_sq_S, np.diff(offsets_S1), np.full(len(which_S), exact), tokens.group_S,
+            mean_sq_S, np.diff(offsets_S1), unsure_S, np.full(len(which_S), exact), tokens.group_S,
             np.full(len(which_S), replica), *ends,
         )  # fmt: skip
         self._pieces.append(tuple(column[which_S] for column in columns))
@@ -153,7 +157,7 @@ class Probe:
         self._pieces = [tuple(columns.values())] if columns else []
         if not columns:
             none, zero = np.zeros(0, np.float32), np.zeros(0, np.int64)
-            return RowTable(np.zeros(0), zero, np.zeros(0, np.bool_), zero, zero, none, none, none, none, ())
+            return RowTable(np.zeros(0), zero, zero, np.zeros(0, np.bool_), zero, zero, none, none, none, none, ())
         return RowTable(**columns, replicas=tuple(self._replicas))
 
 

@@ -14,6 +14,8 @@ SILENT_S = 3 * HEARTBEAT_S
 GONE_S = 60.0
 MAX_KNOWN = 1024
 """Producers above which those that are gone are forgotten, the oldest first."""
+AHEAD_STEPS = 2
+"""Once trainers were heard at this many later steps nobody comes back for the older one. Their numbers may skip."""
 
 
 @dataclass(slots=True)
@@ -23,7 +25,9 @@ class Producer:
     pid: int = 0
     last_seen_s: float = 0.0
     last_step: int = -1
-    """Newest step of any record."""
+    """Newest step of any record ..."""
+    newest_steps: list[int] = field(default_factory=list)
+    """... and the newest AHEAD_STEPS of them, in order."""
     ended_step: int = -1
     """Newest step it said it was done with."""
     beats: bool = False
@@ -45,6 +49,8 @@ class Producer:
         """Takes what the record says about its sender."""
         if isinstance(record, (Train, StepEnd, Synced)):
             self.last_step = max(self.last_step, record.step)
+            if record.step not in self.newest_steps:
+                self.newest_steps = sorted([*self.newest_steps, record.step])[-AHEAD_STEPS:]
         if isinstance(record, StepEnd):
             self.ended_step = max(self.ended_step, record.step)
         elif isinstance(record, Hello):
@@ -148,6 +154,11 @@ class Producers:
     def ended(self, step: int) -> bool:
         """True when a trainer is done with the step, or all have left."""
         return self.all_left() or any(p.is_done_with(step) for p in self.trainers())
+
+    def ahead_of(self, step: int) -> bool:
+        """True when trainers were heard at AHEAD_STEPS steps after this one."""
+        later = {at for p in self.trainers() if p.last_step > step for at in p.newest_steps if at > step}
+        return len(later) >= AHEAD_STEPS
 
     def waits_for(self, step: int, since_step: int) -> bool:
         """True while a trainer that was there at `since_step` or at this one is not done with `step`."""

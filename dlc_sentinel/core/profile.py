@@ -13,18 +13,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from dlc_sentinel.core.pairing import RowClass, classify, unsure_median
+from dlc_sentinel.core.pairing import RowClass, Usual, classify, usual_of
 from dlc_sentinel.core.places import places_of
-from dlc_sentinel.core.probe import Probe, RowTable, WholeRow
+from dlc_sentinel.core.probe import UNSURE_NATS, Probe, RowTable, WholeRow
+from dlc_sentinel.core.rowfloor import FAR_NATS, RowFloor, row_floor
 from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
 from dlc_sentinel.records import F64, Bool, Json
 
 NAN = math.nan
-FAR_ROW_FLOORS, FAR_ROW_NATS = 4.0, 0.02
-"""A row is far where its rms is beyond both."""
-UNSURE_NATS = -0.05
-NEAR_ROW_FLOORS = 2.0
-QUIET_ROWS, MAX_LIFT = 0.3, 3.0
 LABEL_TIMES = 2.0
 END_FLOORS, END_NATS = 3.0, 0.05
 MAX_CLASSIFIED = 48
@@ -128,19 +124,20 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     if not len(table.num_S) or not sample:
         return Profile()
     worst = [row for row in probe.worst() if row.is_exact == exact]
-    row_floor = _row_floor(table, floor_rms)
-    far_S = _far_rows(table, row_floor)
+    floor = row_floor(table, floor_rms)
+    far_S = floor.far(table)
     x_N = np.concatenate([row.x_T for row in sample])
     engine_N = np.concatenate([row.engine_T for row in sample]).astype(np.float64)
     trainer_N = np.concatenate([row.trainer_T for row in sample]).astype(np.float64)
-    far_rows = [row for row in worst if _rms(row.x_T) > _row_limit(row_floor)]
+    far_rows = [row for row in worst if floor.is_far(row)]
     far_share = float(far_S.mean())
-    near_share = float((table.mean_sq_S < (NEAR_ROW_FLOORS * row_floor) ** 2).mean())
-    classes = _classes(worst, sample, far_share, row_floor)
+    near_share = float(floor.near(table).mean())
+    usual = usual_of(sample, floor.rms, len(table.num_S))
+    classes = _classes(worst, sample, far_share, floor, usual)
     # of a noisy engine's rows only some are far although all are shifted
     shifted = near_share < 0.5 and classes.get("shifted_rows", 0.0) > 0.5 * far_share
     offsets = {0, int(classes["offset"])} if shifted else {0}
-    functions = [_function(sample, classes, row_floor, offset) for offset in sorted(offsets)]
+    functions = [_function(sample, classes, usual, offset) for offset in sorted(offsets)]
     function = max(functions, key=lambda f: -math.inf if math.isnan(f.correlation) else f.correlation)
     return Profile(
         num_rows=len(table.num_S),
@@ -167,31 +164,15 @@ def _correlation(engine_N: F64, trainer_N: F64) -> dict[str, Json]:
     return {"correlation": NAN if constant else float(np.corrcoef(e_N, t_N)[0, 1]), "correlation_tokens": num}
 
 
-def _row_floor(table: RowTable, floor_rms: float) -> float:
-    """The floor that rows are held against: the quiet ones' own, where others have lifted the run's (to its third)."""
-    quiet = math.sqrt(float(np.quantile(table.mean_sq_S, QUIET_ROWS)))
-    return min(max(quiet, floor_rms / MAX_LIFT), floor_rms)
-
-
-def _row_limit(floor_rms: float) -> float:
-    """rms beyond which a row is far, nats."""
-    return max(FAR_ROW_FLOORS * floor_rms, FAR_ROW_NATS)
-
-
-def _far_rows(table: RowTable, floor_rms: float) -> Bool:
-    return table.mean_sq_S > _row_limit(floor_rms) ** 2
-
-
 def _classes(
-    worst: Sequence[WholeRow], sample: Sequence[WholeRow], far_share: float, floor_rms: float
+    worst: Sequence[WholeRow], sample: Sequence[WholeRow], far_share: float, floor: RowFloor, usual: Usual
 ) -> dict[str, Json]:
     """Far rows by class; what is seen of the rows at hand stands for all far rows."""
     seen = {id(row): row for row in (*worst, *sample)}.values()
-    far = [row for row in seen if _rms(row.x_T) > _row_limit(floor_rms)][:MAX_CLASSIFIED]
+    far = [row for row in seen if floor.is_far(row)][:MAX_CLASSIFIED]
     if not far:
         return {}
-    usual = float(np.quantile([unsure_median(row) for row in sample], QUIET_ROWS))
-    found = [classify(row, max(floor_rms, usual)) for row in far]
+    found = [classify(row, usual) for row in far]
 
     def share(kind: RowClass) -> float:
         return far_share * sum(f.kind == kind for f in found) / len(found)
@@ -217,15 +198,15 @@ def _mislabelled(sample: Sequence[WholeRow]) -> float:
     """Share of the exact rows of age > 0; a right label makes trainer now - engine the larger of the two."""
     aged = [row for row in sample if row.is_exact and row.age > 0]
     pairs = [(_rms(row.x_T), _rms(row.current_T.astype(np.float64) - row.engine_T)) for row in aged]
-    wrong = [at_label > max(LABEL_TIMES * now, FAR_ROW_NATS) for at_label, now in pairs]
+    wrong = [at_label > max(LABEL_TIMES * now, FAR_NATS) for at_label, now in pairs]
     return sum(wrong) / len(sample)
 
 
-def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], floor_rms: float, offset: int) -> FunctionOfLogp:
+def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], usual: Usual, offset: int) -> FunctionOfLogp:
     """The shape of trainer - engine, all shifted back by `offset` (0: no shifted row), of rows that belong together."""
     torn = ("unpaired", "broken") if offset else ("unpaired", "broken", "shifted")
     if any(classes.get(f"{kind}_rows", 0.0) for kind in torn):
-        kept = [row for row in sample[:MAX_CLASSIFIED] if classify(row, floor_rms).kind not in torn]
+        kept = [row for row in sample[:MAX_CLASSIFIED] if classify(row, usual).kind not in torn]
         if not kept:
             return FunctionOfLogp()
         sample = kept

@@ -15,6 +15,7 @@ from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.decide import Decider
 from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.diagnose import LIFTS_FLOOR, diagnose, healthy
+from dlc_sentinel.core.dtypes import UNSAID, carried, said
 from dlc_sentinel.core.facts import ClosedStep, StepFacts, from_json
 from dlc_sentinel.core.floors import Floors
 from dlc_sentinel.core.join import Join
@@ -58,8 +59,6 @@ MAX_PENDING_SCALARS = 64
 NO_STEP = -1
 Tap = Callable[[str, Tokens], None]
 """Shown the run's name and every batch of its tokens that counts."""
-AHEAD_STEPS = 2
-"""A producer this many steps ahead means that nobody will come back for the older step."""
 
 
 class RunMonitor:
@@ -75,6 +74,7 @@ class RunMonitor:
         self._join = Join(self._refuse, max_bytes=config.join.max_bytes, max_age_steps=config.join.max_age_steps)
         self._producers = Producers()
         self._floors = Floors(config.floor)
+        self._floors.note_dtypes(UNSAID)
         self._learning = Learning()
         self._findings = Findings()
         self._decider = Decider(config, run)
@@ -147,7 +147,7 @@ class RunMonitor:
         self._model_name = record.model_name or self._model_name
         if record.source.role == "engine":
             self._engines.add(record.source.replica)
-        self._floors.note_dtypes(record.dtypes)
+        self._floors.note_dtypes(said(record.dtypes))
         return self._told(record.source.role, record.sampling, now_s)
 
     def _told(self, role: str, settings: Mapping[str, Json], now_s: float) -> list[Event]:
@@ -175,7 +175,9 @@ class RunMonitor:
             self._refuse(record.step, "restarted_version", num)
             return events
         producer.has_trained = True
-        self._floors.note_dtypes({stream: name for stream, name in record.dtypes.items() if stream != "old"})
+        if restarts:
+            self._decider.resumed(record.step)
+        self._floors.note_dtypes(carried(record.dtypes))
         self._engines.update([record.replica] if record.replica else ())
         for rows in self._join.feed_train(record):
             window.add(rows, self._refuse)
@@ -310,8 +312,7 @@ class RunMonitor:
     def _is_ready(self, step: int) -> bool:
         if not self._producers.ended(step):
             return False
-        ahead = any(p.last_step >= step + AHEAD_STEPS for p in self._producers.trainers())
-        if ahead or self._ended_ticks.get(step, 0) >= GRACE_TICKS:
+        if self._producers.ahead_of(step) or self._ended_ticks.get(step, 0) >= GRACE_TICKS:
             return True
         since_step = self._last_closed if self._closed else NO_STEP
         return not self._producers.waits_for(step, since_step) and not self._join.num_waiting(step)
@@ -381,7 +382,7 @@ class RunMonitor:
         stale = self._findings.get("STALE_ENGINE")
         if stale is not None and stale.state == "confirmed":
             changed += self._findings.end("LAG", "superseded")
-        late = decider.after_rules(facts, self._findings) if facts.num_tokens else []
+        late = decider.after_rules(facts, self._findings)
         chatty = decider.chatty(facts)
         return [
             *self._ledger.decided(early, facts.step, now_s),

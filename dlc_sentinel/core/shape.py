@@ -59,6 +59,8 @@ def function_of_logp(engine_N: F64, trainer_N: F64, row_N: I64) -> FunctionOfLog
 
     nan with fewer than 64 of them.
     """
+    if len(engine_N) < MIN_TOKENS:
+        return FunctionOfLogp()
     unsure_N = (engine_N < UNSURE_NATS) & (trainer_N < UNSURE_NATS) & (np.minimum(engine_N, trainer_N) > RARE_NATS)
     kept_N = unsure_N & ~_damaged(engine_N, trainer_N, row_N)
     e_N, t_N = engine_N[kept_N], trainer_N[kept_N]

@@ -79,6 +79,8 @@ class StepWindow:
         self._num_exact = 0
         self._aged_tokens = 0
         self._aged_moved = 0
+        self._aged_any = 0
+        self._aged_apart = 0
         self._copied = ""
         self.dropped: dict[str, int] = {}
         self.scalars: dict[str, float] = {}
@@ -110,6 +112,7 @@ class StepWindow:
         update = self._update(tokens.update)
         update.total.add(total_N)
         self._total_first.add(tokens, total_N)
+        self._note_apart(tokens, total_N)
         exact_S = tokens.row_exact_S
         if tokens.gen_N is not None and tokens.span_exact_K.any():
             self._exact_tokens(tokens, update)
@@ -125,6 +128,12 @@ class StepWindow:
         if update is None:
             update = self._updates[index] = _Update.of(self._config)
         return update
+
+    def _note_apart(self, tokens: Tokens, total_N: F64) -> None:
+        aged_K = (tokens.span_age_K > 0) & (tokens.span_age_K != UNKNOWN_AGE)
+        if tokens.update == 0 and aged_K.any():
+            self._aged_any += int(np.count_nonzero(_pick(tokens.engine_N, tokens, aged_K) < INFORMATIVE_NATS))
+            self._aged_apart += int(np.count_nonzero(_pick(total_N, tokens, aged_K)))
 
     def _count(self, tokens: Tokens) -> None:
         self._num_tokens += tokens.num_tokens
@@ -154,7 +163,7 @@ class StepWindow:
             if tokens.update == 0 and not tokens.copied_from:
                 self._unmoved.add(_pick(lag_N, tokens, current_K))
         aged_K = tokens.span_exact_K & (ages > 0) & (ages != UNKNOWN_AGE)
-        if aged_K.any():
+        if aged_K.any() and tokens.update == 0:
             may_move_N = _pick(tokens.gen_N, tokens, aged_K) < INFORMATIVE_NATS
             self._aged_tokens += int(np.count_nonzero(may_move_N))
             self._aged_moved += int(np.count_nonzero(_pick(lag_N, tokens, aged_K)))
@@ -223,6 +232,8 @@ class StepWindow:
             by_version=self._versions.by_version(),
             aged_tokens=self._aged_tokens,
             aged_moved=self._aged_moved,
+            aged_any=self._aged_any,
+            aged_apart=self._aged_apart,
             dropped=dict(self.dropped),
             scalars=dict(self.scalars),
             copied_from=self._copied,

@@ -58,6 +58,8 @@ class View:
     """... and something does."""
     unreported: Mapping[str, Json] = field(default_factory=dict)
     """Settings under which the engine samples from another distribution than the one it reports."""
+    resumed_step: int = -1
+    """First step of a process that went on where another one of its rank had stopped; -1 = there is none."""
     hopeless_queue: bool = False
     """Every drop_stale is due again within the queue's depth."""
 
@@ -107,8 +109,15 @@ def rest_at_floor(facts: StepFacts) -> bool:
 
 
 def engine_values(facts: StepFacts) -> Values:
-    """Discrepancy of rows labelled current, or of all where too few are."""
-    return facts.current if facts.current.num >= MIN_TOKENS else facts.discrepancy
+    """Discrepancy of rows labelled current, or of all where too few are; none where what holds the lag is unwired."""
+    if facts.current.num >= MIN_TOKENS:
+        return facts.current
+    return Values() if facts.aged_tokens >= MIN_TOKENS and is_unwired(facts) else facts.discrepancy
+
+
+def is_unwired(facts: StepFacts) -> bool:
+    """True where old rows have a lag of exactly 0 although the trainer moves: `old` is not the generator's policy."""
+    return facts.aged_tokens > 0 and facts.aged_moved == 0 and moved([facts])
 
 
 def wants_drop(facts: StepFacts, config: Config) -> bool:
@@ -184,9 +193,10 @@ def tail_alone(history: Sequence[StepFacts]) -> bool:
     return grown >= TAIL_GROWN and now.discrepancy.p50_abs <= grown**TAIL_POWER * middle
 
 
-def resumed(history: Sequence[StepFacts]) -> bool:
-    """True in the first steps of a run that starts neither at 0 nor at 1 and was never at its floor."""
-    return history[0].step > FIRST_STEP and len(history) <= RESUMED_STEPS and all(not at_floor(f) for f in history)
+def resumed(history: Sequence[StepFacts], view: View) -> bool:
+    """True in the first steps of a process that starts neither at 0 nor at 1 and was never at its floor."""
+    own = [f for f in history if f.step >= view.resumed_step]
+    return bool(own) and own[0].step > FIRST_STEP and len(own) <= RESUMED_STEPS and not any(map(at_floor, own))
 
 
 def moved(history: Sequence[StepFacts]) -> bool:

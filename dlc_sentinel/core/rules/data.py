@@ -13,10 +13,10 @@ from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import Json
 
 FAULT_CAUSES = (
-    "non_finite", "placeholder", "mis_sized", "duplicate", "out_of_order", "unmatched", "restarted_version",
+    "non_finite", "placeholder", "positive", "mis_sized", "duplicate", "out_of_order", "unmatched", "restarted_version",
 )  # fmt: skip
 """Refusals that say the data is wrong; the others (queue_full, join_full, late, oversize) say it was lost."""
-NO_VALUES = ("non_finite", "placeholder")
+NO_VALUES = ("non_finite", "placeholder", "positive")
 """Of these so many tokens are enough in any step: a logprob that is none comes from a place or rows of one kind."""
 CLASS_TOKENS = 64
 DATA_SHARE = 0.01
@@ -35,14 +35,18 @@ ZERO_SHARE, ZERO_TOKENS = 5e-4, 4
 USUAL_TIMES = 5.0
 FAR_SHARE = 2e-4
 PLACED_SHARE = 0.6
-EDGE_SHARE = 0.5
+EDGE_SHARE, EDGE_TOKENS = 0.5, 8.0
+"""Longer runs from the end of a masked span belong to it: the mask ends too early."""
 MISCOUNTED = 0.3
 ZERO_OF_FAR = 0.3
 RUN_TOKENS, RUN_SHARE = 4.0, 0.003
 
 
 def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
-    """A cause for which the data itself is to blame takes 1 % of a step, or leaves 64 tokens of it without a value."""
+    """A cause for which the data itself is to blame takes 1 % of a step, or leaves 64 tokens of it without a value.
+
+    From 1 % on, values above 0 are another verdict's: logits are above 0 at most tokens, not at one place.
+    """
     now = history[-1]
     found = []
     offered = now.offered_tokens
@@ -50,6 +54,8 @@ def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         tokens = now.dropped.get(cause, 0)
         share = tokens / offered
         if share < DATA_SHARE and not (cause in NO_VALUES and tokens >= CLASS_TOKENS):
+            continue
+        if cause == "positive" and share >= DATA_SHARE:
             continue
         catastrophic = cause == "non_finite" and share > DATA_SHARE and offered >= CATASTROPHE_TOKENS
         evidence = {"cause": cause, "tokens": tokens, "share": share}
@@ -136,7 +142,7 @@ def _by_place(now: StepFacts) -> tuple[str, dict[str, Json]] | None:
         return "chunk_edge", evidence | {"modulus": p.modulus, "share_of_far_tokens": p.modulus_tokens}
     if p.place >= 0:
         return "one_place", evidence | {"place": p.place, "share_of_its_tokens": p.place_far}
-    if p.edge_far >= CLASS_SHARE and p.edge_of_far >= EDGE_SHARE:
+    if p.edge_far >= CLASS_SHARE and p.edge_of_far >= EDGE_SHARE and p.far_run <= EDGE_TOKENS:
         return "turn_edge", evidence | {"share_of_edges": p.edge_far, "share_of_far_tokens": p.edge_of_far}
     if p.far_run >= RUN_TOKENS and p.far_tokens >= RUN_SHARE:
         return "masked_span", evidence | {"tokens_in_a_row": p.far_run}

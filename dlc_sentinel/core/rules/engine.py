@@ -12,7 +12,9 @@ from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.core.rules.base import (
     CATASTROPHE_NATS,
     CATASTROPHE_TOKENS,
+    FIRST_STEP,
     MIN_ENGINE_NATS,
+    RESUMED_STEPS,
     Candidate,
     View,
     at_floor,
@@ -29,7 +31,7 @@ from dlc_sentinel.records import Json
 
 CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
 """A change of the engine's law is a fault where its second moment doubles and is more than fp32 numerics."""
-CHANGE_STEPS, CHANGE_TOKENS, CHANGE_MEDIAN = 5, 1000, 1.2
+CHANGE_STEPS, CHANGE_SHOWN = 5, 2
 CHANGE_KNOWN, CHANGE_EARLY = 3, 4.0
 """Rows of one step share their weights: from fewer than so many steps before, a change has to be larger."""
 CATASTROPHE_FLOOR, CATASTROPHE_P99 = 5.0, 2.0
@@ -37,6 +39,11 @@ SELF_NATS = 0.1
 KEYED = (0.02, 0.8)
 FEW_VALUES = 0.05
 """Distinct values of the engine, over the trainer's."""
+SAME_TEXT = 0.5
+"""Correlation below which no weights of this run, however old, have made both streams."""
+STALE_KV = "stale_kv"
+STALE_KV_FLOORS, STALE_KV_NATS = 5.0, 0.1
+"""Weights that change by one step leave a cache of the old ones that is off by little: that is no fault."""
 GROWS, STILL = 2.5, 1.5
 DRIFT_WINDOWS, DRIFT_STEPS = 4, 5
 DRIFT_FLOORS, DRIFT_BEGUN, DRIFT_RISE = 1.5, 1.25, 1.4
@@ -57,7 +64,8 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     elevated = not at_floor(now)
     has_moved = moved(history)
     reasons: dict[str, Json] = {}
-    fresh = resumed(history)
+    fresh = resumed(history, view)
+    replica = now.profile.replica
     first = elevated and _first_update(history)
     if elevated and fresh:
         reasons["first_step_after_a_resume"] = history[0].step
@@ -72,9 +80,12 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         reasons["resync_without_effect"] = True
     if view.stale_untested and elevated:
         reasons["resync_not_answered"] = True
+    if replica and has_moved:
+        reasons["one_replica_differs"] = replica
     if not reasons and not (view.stale_proven and elevated):
         return []
-    kind = "never_delivered" if now.repeated_checksum else "after_resume" if fresh else "stale_or_drift"
+    kinds = {"never_delivered": now.repeated_checksum, "after_resume": fresh, "one_replica": replica}
+    kind = next((kind for kind, shown in kinds.items() if shown), "stale_or_drift")
     reasons |= {"current_rms_nats": values.rms, "floor_rms_nats": now.floor_rms, "tokens": values.num}
     sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
     since = since if since >= 0 else now.step
@@ -83,8 +94,22 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=suspected, at_once=fresh or first)]
 
 
+def stale_cache(history: Sequence[StepFacts], view: View) -> list[Candidate]:
+    """Tokens after a change of weights in flight are far off: generated on what the old weights had cached."""
+    now = history[-1]
+    kv = now.stale_kv
+    if view.stale_refuted or kv.num < MIN_TOKENS or not kv.rms > max(STALE_KV_FLOORS * now.floor_rms, STALE_KV_NATS):
+        return []
+    evidence: dict[str, Json] = {"rms_nats": kv.rms, "floor_rms_nats": now.floor_rms, "tokens": kv.num}
+    return [Candidate("STALE_ENGINE", STALE_KV, 0.8, ADVICE["STALE_ENGINE", STALE_KV], evidence, suspected=True)]
+
+
 def _first_update(history: Sequence[StepFacts]) -> bool:
-    """The learning rate was 0 up to this step or the one before: a broken delivery shows for the first time."""
+    """A broken delivery shows for the first time: after a run's first step, or once the learning rate is not 0."""
+    first, later = history[0], history[1:]
+    off = first.step <= FIRST_STEP and at_floor(first) and not any(map(at_floor, later))
+    if off and 0 < len(later) <= RESUMED_STEPS and history[-1].profile.correlation >= SAME_TEXT:
+        return True
     rates = [f.scalars.get("lr", math.nan) for f in history]
     still = next((i for i, rate in enumerate(rates) if rate != 0.0), len(rates))
     return still >= 2 and len(rates) - 2 <= still < len(rates) and all(at_floor(f) for f in history[:still])
@@ -93,7 +118,8 @@ def _first_update(history: Sequence[StepFacts]) -> bool:
 def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     now = history[-1]
     values = engine_values(now)
-    if values.num < MIN_TOKENS or at_floor(now) or view.stale_proven:
+    replica = now.profile.replica
+    if values.num < MIN_TOKENS or (at_floor(now) and not replica) or view.stale_proven:
         return []
     past = [f for f in history[:-1] if engine_values(f).num]
     before = engine_values(past[-1]).rms if past else 0.0
@@ -104,7 +130,8 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         and (wild or disagree(history))
         and now.discrepancy.p99_abs > _catastrophic_p99(past)
         and at_once
-        and not resumed(history)
+        and not replica
+        and not resumed(history, view)
         and not now.repeated_checksum
         and not _first_update(history)
         and not view.stale_refuted
@@ -112,7 +139,7 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         and rising(history)[0] < 0
     )
     if view.stale_refuted:
-        kind = "drift_or_undelivered"
+        kind = "replica" if replica else "drift_or_undelivered"
     elif _stale_engine_has_it(history, view):
         return []
     else:
@@ -159,32 +186,23 @@ def _kind(history: Sequence[StepFacts]) -> str:
 def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """The lag-0 rows of this step are of another law than those before, at once and not as a drift.
 
-    A few wild tokens double the second moment, too: a step that is small, or whose middle token is as near as before,
-    has to be followed by another.
+    The step after it has to show it, too: a few wild tokens, or one bad step, double the second moment as well.
     """
-    now, seen = history[-1], [f for f in history if f.current.num]
-    since = next((at for at in (1, 2) if len(seen) > at and seen[-at].engine_change >= CHANGE_RATIO), 0)
-    if not since or seen[-1] is not now or (since == 1 and not _speaks_alone(seen)):
+    seen = [f for f in history if f.current.num]
+    before, shown = seen[:-CHANGE_SHOWN], seen[-CHANGE_SHOWN:]
+    if not before or shown[-1] is not history[-1] or not shown[0].engine_change >= CHANGE_RATIO:
         return []
-    before = max(f.current.rms for f in seen[:-since][-CHANGE_STEPS:])
-    least = min(f.current.rms for f in seen[-since:])
-    wanted = CHANGE_RATIO if len(seen) - since >= CHANGE_KNOWN else CHANGE_EARLY
-    if least < CHANGE_NATS or least**2 < wanted * before**2:
+    usual, least = max(f.current.rms for f in before[-CHANGE_STEPS:]), min(f.current.rms for f in shown)
+    wanted = CHANGE_RATIO if len(before) >= CHANGE_KNOWN else CHANGE_EARLY
+    if least < CHANGE_NATS or least**2 < wanted * usual**2:
         return []
     if _stale_engine_has_it(history, view):
         return []
-    ratio = seen[-since].engine_change
     evidence: dict[str, Json] = {
-        "second_moment_ratio": ratio, "rms_nats": now.current.rms, "rms_before_nats": before
+        "second_moment_ratio": shown[0].engine_change, "rms_nats": shown[-1].current.rms, "rms_before_nats": usual
     }  # fmt: skip
-    advice, at = ADVICE["ENGINE", "changed"], seen[-since].step
-    return [Candidate("ENGINE", "changed", 0.9, advice, evidence, at, at_once=True)]
-
-
-def _speaks_alone(seen: Sequence[StepFacts]) -> bool:
-    """True where the newest step is large, and not its tail alone has grown."""
-    now, before = seen[-1], [f.discrepancy.p50_abs for f in seen[:-1]][-CHANGE_STEPS:]
-    return now.current.num >= CHANGE_TOKENS and now.discrepancy.p50_abs >= CHANGE_MEDIAN * max(before)
+    advice = ADVICE["ENGINE", "changed"]
+    return [Candidate("ENGINE", "changed", 0.9, advice, evidence, shown[0].step, at_once=True)]
 
 
 def trainer_noise(history: Sequence[StepFacts], view: View) -> list[Candidate]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.core.rules.base import Candidate, View, copied, moved
+from dlc_sentinel.core.rules.base import Candidate, View, copied, is_unwired, moved
+from dlc_sentinel.records import Json
 
 BOUND_SAFE = 0.52
 """ESS_h* of the total above which the lag's is above one half whatever the discrepancy is."""
@@ -15,17 +16,21 @@ UNWIRED_STEPS, BLIND_STEPS = 3, 3
 
 
 def unwired(history: Sequence[StepFacts], view: View) -> list[Candidate]:
-    recent = [f for f in history if f.num_tokens][-UNWIRED_STEPS:]
-    if len(recent) < UNWIRED_STEPS or not all(
-        f.aged_tokens >= view.config.window.min_tokens and f.aged_moved == 0 and moved([f]) for f in recent
-    ):
+    """Numbers of rows of old weights that never move although the weights do."""
+    recent, least = [f for f in history if f.num_tokens][-UNWIRED_STEPS:], view.config.window.min_tokens
+    if len(recent) < UNWIRED_STEPS:
         return []
     now = recent[-1]
-    evidence = {"tokens": now.aged_tokens, "age_mean": now.age_mean, "steps": UNWIRED_STEPS}
-    evidence |= copied(now)
-    return [
-        Candidate("UNWIRED", "lag_always_zero", 0.95, ADVICE["UNWIRED", "lag_always_zero"], evidence, recent[0].step)
-    ]
+    evidence: dict[str, Json] = {"age_mean": now.age_mean, "steps": UNWIRED_STEPS}
+    if all(f.aged_any >= least and f.aged_apart == 0 and moved([f]) for f in recent):
+        kind, tokens = "total_always_zero", now.aged_any
+    elif all(f.aged_tokens >= least and is_unwired(f) for f in recent):
+        kind, tokens = "lag_always_zero", now.aged_tokens
+        evidence |= copied(now)
+    else:
+        return []
+    advice = ADVICE["UNWIRED", kind]
+    return [Candidate("UNWIRED", kind, 0.95, advice, evidence | {"tokens": tokens}, recent[0].step)]
 
 
 def blind(history: Sequence[StepFacts], view: View) -> list[Candidate]:
