@@ -204,6 +204,14 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "One replica differs from the trainer and the others do not: restart it with the others' dtype, "
         "kernels and weights."
     ),
+    ("ENGINE", "long_rows"): (
+        "Only rows beyond some length are off, all of their tokens: a long-context rope factor, a sliding window or "
+        "another kernel switches in by the length of the request, on one side only."
+    ),
+    ("ENGINE", "some_requests"): (
+        "Some requests have been off since the first step, when there was but one version of the weights: look for "
+        "what they share (replica, batch shape, cache hit, adapter)."
+    ),
     ("ENGINE", "prompt_keyed"): (
         "All rows of some prompts differ: look at what they share (images, a cached prefix, an adapter)."
     ),

@@ -13,7 +13,7 @@ from dlc_sentinel.core.tokens import Tokens
 from dlc_sentinel.core.unsplit import cells_of
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE, dot
 from dlc_sentinel.maths.calibrated import CalibrationPool
-from dlc_sentinel.maths.cells import DiscrepancyCells, mixed
+from dlc_sentinel.maths.cells import DiscrepancyCells, by_logp, mixed
 from dlc_sentinel.maths.ratio import log_ratio
 from dlc_sentinel.maths.running import SquareSum
 from dlc_sentinel.records import F64, UNKNOWN_VERSION
@@ -67,6 +67,13 @@ class StepCalibration:
             cells, version = self._older, self._older_version
         law.add(cells, version)
         return law.change_ratio if cells.num_rows >= MIN_ROWS else NAN
+
+    @property
+    def by_logp(self) -> tuple[tuple[float, float], ...]:
+        """(tokens, sum of squares in nats^2) by bin of the engine's logprob, of rows without lag, else of old ones."""
+        cells = self._lag0 if self._lag0.num_rows else self._older
+        count_C, sum2_C = cells.count_C, cells.sum2_RC.sum(0)
+        return tuple(zip(by_logp(count_C).tolist(), by_logp(sum2_C).tolist(), strict=True)) if cells.num_rows else ()
 
     @property
     def rescored(self) -> Values:

@@ -22,6 +22,7 @@ from dlc_sentinel.core.facts import StepFacts, no_nan
 from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.core.rules.base import (
     ABOVE_FLOOR,
+    FIRST_STEP,
     MIN_ENGINE_NATS,
     Candidate,
     View,
@@ -31,6 +32,7 @@ from dlc_sentinel.core.rules.base import (
     wants_drop,
 )
 from dlc_sentinel.core.rules.engine import STALE_KV
+from dlc_sentinel.core.rules.label import ROW_SHARE
 from dlc_sentinel.core.strides import last_number, num_since
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
@@ -88,6 +90,7 @@ class State:
     stale_proven: bool = False
     stale_kv_since: int = -1
     """Since when the cache was stale for which a RESYNC was sent: the next change in flight makes another."""
+    rows_off_from_start: bool = False
     resumed_step: int = -1
     """First step of the newest process that went on where another one had stopped."""
     queue_rounds: int = 0
@@ -132,6 +135,7 @@ class Decider:
             stale_untested=s.stale_tried and s.pending is None and not (s.stale_refuted or s.stale_proven),
             hopeless_queue=s.queue_rounds >= QUEUE_ROUNDS,
             resumed_step=s.resumed_step,
+            rows_off_from_start=s.rows_off_from_start,
         )
 
     def resumed(self, step: int) -> None:
@@ -256,8 +260,8 @@ class Decider:
         command = Command(
             id=self._next_id("RESYNC"), run=self._run, kind="RESYNC", action=action, reset_cache=reset_cache,
             reason=reason, evidence=dict(finding.evidence) if finding else {f"lag_ess_{horizon}": facts.action_ess},
-            issued_step=facts.step, not_before_step=facts.step, expires_step=last_number(s.data_steps, act.ttl_steps),
-            version_at_least=facts.version,
+            issued_step=facts.step, not_before_step=facts.step, version_at_least=facts.version,
+            expires_step=last_number(s.data_steps, facts.step, act.ttl_steps),
         )  # fmt: skip
         s.last_sent_step = facts.step
         s.sent_steps = [step for step in s.sent_steps if self._since(step) < CHATTY_STEPS] + [facts.step]
@@ -292,7 +296,7 @@ class Decider:
         command = Command(
             id=self._next_id("ABORT"), run=self._run, kind="ABORT", reason=reason, evidence=dict(due.evidence),
             issued_step=facts.step, not_before_step=facts.step,
-            expires_step=last_number(s.data_steps, self._config.act.ttl_steps),
+            expires_step=last_number(s.data_steps, facts.step, self._config.act.ttl_steps),
         )  # fmt: skip
         return Decision("command", f"ABORT: {reason}", command, sent=sends)
 
@@ -339,6 +343,8 @@ class Decider:
     def _remember(self, facts: StepFacts) -> None:
         s = self.state
         moved = facts.scalars.get("displacement_nats", math.nan)
+        starts = s.steps_with_data == 1 and facts.step <= FIRST_STEP
+        s.rows_off_from_start = (starts or s.rows_off_from_start) and facts.profile.fitting_rows >= ROW_SHARE
         if at_floor(facts):
             s.displacement_nats = 0.0
         if not engine_values(facts).rms > QUIET_FLOORS * facts.floor_rms:

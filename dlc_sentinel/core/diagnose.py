@@ -47,6 +47,8 @@ def _explained(found: list[Candidate], now: StepFacts) -> list[Candidate]:
     """Without the candidates that another one explains: a shifted stream is also far from its floor."""
     if any(c.kind == STALE_KV for c in found):
         found = [c for c in found if c.verdict != "DATA" or c.kind not in LIKE_STALE_KV]
+    if any(c.verdict == "TRANSFORM" and c.kind != UNREPORTED for c in found):
+        found = [c for c in found if c.verdict != "LABEL" or c.kind != "some_rows"]
     data = [c for c in found if c.verdict == "DATA" and c.kind not in FAULT_CAUSES]
     if any(c.kind == "finish_reason" for c in data):
         found = [c for c in found if (c.verdict, c.kind) != ("LEARNING", "truncation")]

@@ -91,6 +91,8 @@ class StepFacts:
     discrepancy: Values = Values()
     lag: Values = Values()
     total: Values = Values()
+    pooled: Values = Values()
+    """rms and number of the discrepancy of this step and of those before it, where its own tokens are too few."""
     stale_kv: Values = Values()
     current: Values = Values()
     """Discrepancy of rows labelled current (age 0)."""
@@ -131,6 +133,8 @@ class StepFacts:
     """What the rows look like where they are off."""
     discrepancy_by: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """rms of the discrepancy by "probability", "position" and "replica", nats."""
+    numerics: tuple[tuple[float, float], ...] = ()
+    """(tokens, sum of squares of the discrepancy, nats^2) by bin of the engine's logprob, of a sample of exact rows."""
     floor_rms: float = NAN
     floor_mean_abs: float = NAN
     loop_gain: float = NAN
@@ -214,14 +218,14 @@ def from_json(tree: Mapping[str, Json]) -> StepFacts:
         value = _to_nan(tree[entry.name])
         if entry.name == "half_horizon":
             value = float(value)
-        elif entry.name in ("discrepancy", "lag", "total", "stale_kv", "current", "unmoved", "rescored"):
+        elif entry.name in ("discrepancy", "lag", "total", "pooled", "stale_kv", "current", "unmoved", "rescored"):
             value = Values(**value)
         elif entry.name == "kl":
             value = Kl(**value)
         elif entry.name == "profile":
             value = Profile(**{**value, "function": FunctionOfLogp(**value["function"])})
         elif isinstance(value, list):
-            value = tuple(value)
+            value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
         elif isinstance(value, dict):
             value = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
         kept[entry.name] = value

@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 from statistics import median
 
+import numpy as np
+
 from dlc_sentinel.config import Floor
 from dlc_sentinel.core.facts import StepFacts
+from dlc_sentinel.maths.cells import PRIOR_TOKENS
 from dlc_sentinel.records import Json
 
 MEAN_ABS_OF_RMS = 0.798
@@ -21,8 +24,9 @@ class Floors:
     """Floor of rms and mean_abs: the smaller of the median of the run's first steps and twice the table's value.
 
     Never below `minimum` (for rms). A run that starts above twice its table is thereby judged against the table.
-    A step is judged against those before it. One at which something is wrong with engine or data teaches nothing,
-    unless nothing else is known.
+    Numerics move the tokens that the engine is unsure of: a step that has more of them has a larger floor, by what the
+    steps that taught say of tokens as likely as its own. A step is judged against those before it. One at which
+    something is wrong with engine or data teaches nothing, unless nothing else is known.
     """
 
     def __init__(self, config: Floor) -> None:
@@ -31,6 +35,8 @@ class Floors:
         self._mean_abs: list[float] = []
         self._doubtful: list[tuple[float, float]] = []
         """(rms, mean_abs) of the first steps at which something was wrong."""
+        self._numerics = np.zeros((2, 0))
+        """[2, B] tokens and sums of squares by bin of the engine's logprob, of the steps that taught."""
         self.dtypes: dict[str, str] = {}
 
     def note_dtypes(self, dtypes: Mapping[str, str]) -> None:
@@ -44,6 +50,8 @@ class Floors:
             own = [(facts.discrepancy.rms, facts.discrepancy.mean_abs)] if self._speaks(facts) else []
             doubtful = (self._doubtful + own)[: self._config.steps]
             rms_now, mean_abs_now = [rms for rms, _ in doubtful], [mean for _, mean in doubtful]
+        more = self._more(facts) if self._rms else 1.0
+        rms_now, mean_abs_now = [more * rms for rms in rms_now], [more * mean for mean in mean_abs_now]
         table = getattr(self._config, coarsest(self.dtypes.values()))
         rms = min(median(rms_now) if rms_now else table, TABLE_FACTOR * table)
         mean_abs = median(mean_abs_now) if mean_abs_now else MEAN_ABS_OF_RMS * table
@@ -59,19 +67,40 @@ class Floors:
         if not doubtful:
             self._rms.append(facts.discrepancy.rms)
             self._mean_abs.append(facts.discrepancy.mean_abs)
+            if facts.numerics:
+                own = np.array(facts.numerics).T
+                self._numerics = self._numerics + own if self._numerics.size else own
         elif len(self._doubtful) < self._config.steps:
             self._doubtful.append((facts.discrepancy.rms, facts.discrepancy.mean_abs))
+
+    def _more(self, facts: StepFacts) -> float:
+        """rms of tokens as likely as this step's, over that of the steps that taught; 1 where these are the surer."""
+        if not facts.numerics or not self._numerics.size:
+            return 1.0
+        num_B, sum2_B = self._numerics
+        mean = float(sum2_B.sum() / max(num_B.sum(), 1.0))
+        law_B = (sum2_B + PRIOR_TOKENS * mean) / (num_B + PRIOR_TOKENS)
+        now_B = np.array(facts.numerics)[:, 0]
+        expected = float(now_B @ law_B / now_B.sum())
+        return math.sqrt(max(expected / mean, 1.0)) if mean > 0.0 else 1.0
 
     def _speaks(self, facts: StepFacts) -> bool:
         return facts.discrepancy.num >= MIN_TOKENS and math.isfinite(facts.discrepancy.rms)
 
     def to_json(self) -> Json:
         doubtful = [list(pair) for pair in self._doubtful]
-        return {"rms": self._rms, "mean_abs": self._mean_abs, "doubtful": doubtful, "dtypes": self.dtypes}
+        return {
+            "rms": self._rms,
+            "mean_abs": self._mean_abs,
+            "doubtful": doubtful,
+            "dtypes": self.dtypes,
+            "numerics": self._numerics.tolist(),
+        }
 
     def load(self, tree: Mapping[str, Json]) -> None:
         self._rms, self._mean_abs = list(tree["rms"]), list(tree["mean_abs"])
         self._doubtful = [(float(rms), float(mean)) for rms, mean in tree.get("doubtful", [])]
+        self._numerics = np.array(tree.get("numerics", [[], []]), np.float64)
         self.dtypes = dict(tree["dtypes"])
 
 

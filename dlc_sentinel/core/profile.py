@@ -17,14 +17,14 @@ from dlc_sentinel.core.pairing import RowClass, Usual, classify, usual_of
 from dlc_sentinel.core.places import places_of
 from dlc_sentinel.core.probe import UNSURE_NATS, Probe, RowTable, WholeRow
 from dlc_sentinel.core.rowfloor import FAR_NATS, RowFloor, row_floor
+from dlc_sentinel.core.rowkeys import keys_of
 from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
-from dlc_sentinel.records import F64, Bool, Json
+from dlc_sentinel.records import F64, Json
 
 NAN = math.nan
 LABEL_TIMES = 2.0
 END_FLOORS, END_NATS = 3.0, 0.05
 MAX_CLASSIFIED = 48
-MIN_REPLICA_ROWS = 3
 MIN_BIN_TOKENS = 20
 FEW_TOKENS = 1 << 14
 """What has no place in a row is measured on about so many."""
@@ -109,7 +109,9 @@ class Profile:
     distinct: float = NAN
     """Distinct engine logprobs per token, over the trainer's own share."""
     replica: str = ""
-    """The replica whose rows alone are far."""
+    """The replicas whose rows alone are far."""
+    long_from: int = 0
+    """Tokens from which on rows are far, and hardly any shorter one is; 0 = that is not so."""
     keyed_groups: float = 0.0
     """Share of groups whose rows are all far, where the others' are not."""
     function: FunctionOfLogp = field(default_factory=FunctionOfLogp)
@@ -139,6 +141,10 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     offsets = {0, int(classes["offset"])} if shifted else {0}
     functions = [_function(sample, classes, usual, offset) for offset in sorted(offsets)]
     function = max(functions, key=lambda f: -math.inf if math.isnan(f.correlation) else f.correlation)
+    if far_S.any() and not function.is_transform:
+        # some requests were sampled otherwise, or one replica samples so
+        of_far = _function([row for row in sample if floor.is_far(row)], classes, usual, 0)
+        function = of_far if of_far.is_transform else function
     return Profile(
         num_rows=len(table.num_S),
         num_tokens=int(table.num_S.sum()),
@@ -150,8 +156,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
         **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms, function.is_cut),
         mislabelled_rows=_mislabelled(sample),
         **_engine_shape(sample, x_N, engine_N, trainer_N),
-        **_replicas(table, far_S),
-        keyed_groups=_keyed(table, far_S),
+        **keys_of(table, far_S),
         function=function,
     )
 
@@ -204,6 +209,8 @@ def _mislabelled(sample: Sequence[WholeRow]) -> float:
 
 def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], usual: Usual, offset: int) -> FunctionOfLogp:
     """The shape of trainer - engine, all shifted back by `offset` (0: no shifted row), of rows that belong together."""
+    if not sample:
+        return FunctionOfLogp()
     torn = ("unpaired", "broken") if offset else ("unpaired", "broken", "shifted")
     if any(classes.get(f"{kind}_rows", 0.0) for kind in torn):
         kept = [row for row in sample[:MAX_CLASSIFIED] if classify(row, usual).kind not in torn]
@@ -255,26 +262,3 @@ def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N
 
 def _rms(x_N: F64) -> float:
     return math.sqrt(float(np.mean(x_N * x_N))) if len(x_N) else NAN
-
-
-def _replicas(table: RowTable, far_S: Bool) -> dict[str, Json]:
-    """The one replica that is far while the others are not."""
-    if len(table.replicas) < 2:
-        return {}
-    shares = {name: far_S[table.replica_S == i] for i, name in enumerate(table.replicas)}
-    far = [name for name, of in shares.items() if len(of) >= MIN_REPLICA_ROWS and of.mean() > 0.5]
-    rest = [of for name, of in shares.items() if name not in far and len(of)]
-    if len(far) != 1 or not rest or np.concatenate(rest).mean() > 0.1:
-        return {}
-    return {"replica": far[0]}
-
-
-def _keyed(table: RowTable, far_S: Bool) -> float:
-    """Share of the groups (of two rows or more) that are far as a whole, where hardly any is so in part."""
-    _, index_S = np.unique(table.group_S, return_inverse=True)
-    size_G, far_G = np.bincount(index_S), np.bincount(index_S, far_S)
-    many_G = size_G >= 2
-    if not many_G.any():
-        return 0.0
-    whole, part = (far_G == size_G) & many_G, (far_G > 0) & (far_G < size_G) & many_G
-    return float(whole.sum() / many_G.sum()) if whole.sum() > 4 * part.sum() else 0.0

@@ -28,7 +28,7 @@ from dlc_sentinel.core.profile import profile_of
 from dlc_sentinel.core.rules.base import UNREPORTED
 from dlc_sentinel.core.settings import unreported, warnings
 from dlc_sentinel.core.tokens import Tokens
-from dlc_sentinel.core.trend import with_trend
+from dlc_sentinel.core.trend import with_pooled, with_trend
 from dlc_sentinel.core.window import StepWindow
 from dlc_sentinel.maths.bootstrap import GroupSums
 from dlc_sentinel.maths.calibrated import CalibrationPool
@@ -348,9 +348,10 @@ class RunMonitor:
             self._closed[past] = replace(self._closed[past], sums=GroupSums(), unsplit=None)
 
     def _complete(self, facts: StepFacts, probe: Probe) -> StepFacts:
+        history = [c.facts for c in self._closed]
         rms, mean_abs = self._floors.of(facts)
         facts = replace(
-            facts,
+            with_pooled(facts, history, self._config),
             floor_rms=rms,
             floor_mean_abs=mean_abs,
             profile=profile_of(probe, rms),
@@ -360,7 +361,7 @@ class RunMonitor:
             engine_version=self._engine_version,
             repeated_checksum=any(repeated for _, _, repeated in self._checksums.values()),
         )
-        return with_trend(facts, [c.facts for c in self._closed], self._config)
+        return with_trend(facts, history, self._config)
 
     def _take_finished_share(self) -> float:
         num = sum(self._finishes.values())

@@ -28,7 +28,9 @@ STRAY_TIMES, STRAY_NATS = 8.0, 1.0
 are, and by more than a cut moves it: that by as much as it leaves out, hardly ever 63 %."""
 STRAY_SHARE, MOST = 0.03, 0.5
 """A row with more of them is damaged where it shows less, too; unless most rows are so."""
+TOGETHER = 0.9
 KEPT_Z, CUT_MASS, ONE_SIDED = 8.0, 0.005, 0.95
+EXPLAINED, BENT = 0.5, 0.07
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,16 @@ class FunctionOfLogp:
     def is_cut(self) -> bool:
         """True where the engine sampled from a cut distribution and reports that one."""
         return self.kept_z >= KEPT_Z and 1.0 - self.kept_mass >= CUT_MASS and self.below >= ONE_SIDED
+
+    @property
+    def is_tempered(self) -> bool:
+        """True where one side has divided its logits by a temperature."""
+        return self.explained >= EXPLAINED and abs(self.slope - 1.0) >= BENT
+
+    @property
+    def is_transform(self) -> bool:
+        """True where a sampling transform stands on one side only."""
+        return self.correlation >= TOGETHER and (self.is_cut or self.is_tempered)
 
 
 def function_of_logp(engine_N: F64, trainer_N: F64, row_N: I64) -> FunctionOfLogp:

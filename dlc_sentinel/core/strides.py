@@ -24,9 +24,9 @@ def stride(steps: Sequence[int]) -> int:
     return ceil(median(after - before for before, after in pairwise(newest))) if len(newest) > 1 else 1
 
 
-def last_number(steps: Sequence[int], num: int) -> int:
-    """The number of the step `num` steps after the newest of `steps`; -1 where a single one does not tell."""
-    return steps[-1] + num * stride(steps) if len(steps) > 1 else -1
+def last_number(steps: Sequence[int], step: int, num: int) -> int:
+    """The number of the step `num` steps after `step`, by the stride of `steps`; -1 where that is unknown."""
+    return step + num * stride(steps) if len(steps) > 1 else -1
 
 
 @dataclass(slots=True)

@@ -1,14 +1,19 @@
-"""Where the lag of a run is heading, from the facts of its closed steps. Needs ages that grow between two syncs."""
+"""What the closed steps before this one say of it: where the lag is heading, and small steps together.
+
+A forecast needs ages that grow between two syncs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dlc_sentinel.config import Config
-from dlc_sentinel.core.facts import NAN, StepFacts
+from dlc_sentinel.core.facts import NAN, StepFacts, Values
+from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.maths.forecast import LoopGain, forecast_steps, is_feedback, loop_gain
 from dlc_sentinel.records import F64
 
@@ -35,6 +40,19 @@ def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -
         np.array([f.lag.rms for f in now]),
     )
     return replace(changed, loop_gain=gain.value, loop_gain_low=gain.low)
+
+
+def with_pooled(facts: StepFacts, history: Sequence[StepFacts], config: Config) -> StepFacts:
+    """The facts of a step of few tokens with the discrepancy of the newest steps that make enough together."""
+    if not 0 < facts.discrepancy.num < MIN_TOKENS:
+        return facts
+    num, square = 0, 0.0
+    for f in [facts, *reversed(history)][: config.window.pool_steps]:
+        if f.discrepancy.num:
+            num, square = num + f.discrepancy.num, square + f.discrepancy.num * f.discrepancy.rms**2
+        if num >= MIN_TOKENS:
+            break
+    return replace(facts, pooled=Values(rms=math.sqrt(square / num), num=num))
 
 
 def _forecast(window: Sequence[StepFacts], threshold: float) -> tuple[float, float, float]:

@@ -219,6 +219,7 @@ class StepWindow:
             coverage=coverage,
             unsplit=split.reason,
             engine_change=change,
+            numerics=self._calibration.by_logp,
             rescored=self._calibration.rescored,
             rescored_interaction=self._calibration.interaction,
             bound_ess=pooled_ess((exact.n, num_bound), (exact.ratio, bound)),

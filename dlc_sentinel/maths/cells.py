@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from dlc_sentinel.errors import ShapeError
 from dlc_sentinel.maths.arrays import CHUNK_TOKENS, F32, F64, I64, check_offsets, row_chunks
 
-__all__ = ["NUM_CELLS", "DiscrepancyCells", "cell_index", "drifted", "moment_ratio", "row_positions", "second_moments"]
+__all__ = [
+    "NUM_CELLS",
+    "DiscrepancyCells",
+    "by_logp",
+    "cell_index",
+    "drifted",
+    "moment_ratio",
+    "row_positions",
+    "second_moments",
+]
 
 LOGP_EDGES: Final = (-7.0, -5.0, -4.0, -3.0, -2.0, -1.0, -0.3, -0.05)
 POSITION_EDGES: Final = (32, 96, 160)
@@ -74,6 +83,12 @@ def cell_index(engine_N: F32 | F64, position_N: I64) -> Places:
     for edge in POSITION_EDGES:
         cell_N += position_N >= edge
     return cell_N.astype(np.intp)
+
+
+def by_logp(sum_C: F64) -> F64:
+    """[NUM_LOGP] the same sums by logp bin alone, over all places."""
+    sum_B: F64 = sum_C.reshape(NUM_LOGP, NUM_POSITION).sum(1)
+    return sum_B
 
 
 def second_moments(count_C: F64, sum2_C: F64) -> F64:

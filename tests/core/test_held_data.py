@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from factories import Job
-from factories_streams import make_policy, make_streams
+from factories_streams import make_noise, make_policy, make_streams
 
 MOVES = {"lr": 1e-6, "grad_norm": 0.7}
 BF16 = {"engine": "bfloat16", "trainer": "bfloat16"}
 FP32 = {"engine": "float32", "trainer": "float32"}
+FP8 = {"engine": "float8_e4m3", "trainer": "bfloat16"}
 ARRAYS = {"cur": "float32", "old": "float32", "engine": "float32"}
 POSITIVE = 1.0
 
@@ -162,3 +163,61 @@ def test_where_masks_leave_hardly_a_token_without_an_edge_tokens_off_anywhere_ar
 
 def test_healthy_turns_have_no_edge():
     assert names(played(turns, steps=8)) == set()
+
+
+# -- rows that look unpaired -----------------------------------------------------------------------------------------
+
+
+def noisier(share, times, disc, rows=128, length=160, clean=4):
+    """Numerics of rms `disc`, and of so many times that in a `share` of the rows from step `clean` on."""
+
+    def streams(step):
+        s = make_streams(step, rows=rows, length=length, disc=disc)
+        hit = s.rows(share if step >= clean else 0.0)
+        s.engine[hit] = np.minimum(s.old[hit] - make_noise(s.old[hit], times * disc, s.rng), -1e-6)
+        return s
+
+    return streams
+
+
+def mixed_up(share, disc, rows=128, length=160, noisy=None):
+    """In a `share` of the rows the engine's values are of other texts."""
+
+    def streams(step):
+        s = noisy(step) if noisy else make_streams(step, rows=rows, length=length, disc=disc)
+        hit = s.rows(share)
+        s.engine[hit] = make_policy((len(hit), length), s.rng)
+        return s
+
+    return streams
+
+
+def test_a_few_rows_that_noise_leaves_unpaired_beside_more_that_it_does_not_are_no_wrong_pairing():
+    found = names(played(noisier(0.2, 5, 0.18), steps=14, said=FP8))
+
+    assert found
+    assert not any(name.startswith("DATA") for name in found)
+
+
+@pytest.mark.parametrize(("share", "disc", "said"), [(0.02, 0.03, BF16), (0.05, 0.03, BF16), (0.05, 0.16, FP8)])
+@pytest.mark.parametrize(("rows", "length"), [(128, 160), (512, 20)])
+def test_few_wrong_pairs_in_a_quiet_engine_are_found(share, disc, said, rows, length):
+    assert "DATA/wrong_pairing" in names(played(mixed_up(share, disc, rows, length), said=said))
+
+
+def test_wrong_pairs_are_found_beside_more_rows_that_are_noisy_but_clearly_pairs():
+    noisy = noisier(0.2, 6, 0.03, clean=0)
+
+    assert "DATA/wrong_pairing" in names(played(mixed_up(0.05, 0.03, noisy=noisy)))
+
+
+def test_wrong_pairs_too_short_to_tell_do_not_hide_the_others():
+    damaged = mixed_up(0.1, 0.03, rows=512, length=40)
+
+    def streams(step):
+        s = damaged(step)
+        s.mask = np.ones(s.shape, np.bool_)
+        s.mask[s.rows(0.7), 10:] = False
+        return s
+
+    assert "DATA/wrong_pairing" in names(played(streams))

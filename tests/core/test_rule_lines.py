@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from factories import Job, make_train
+from factories import Job, commands, make_train
 from factories_streams import log_softmax, make_noise, make_policy, make_sampled, make_streams, shifted
 
 from dlc_sentinel.core.facts import StepFacts, Values
@@ -405,18 +405,23 @@ def test_prompts_all_of_whose_rows_are_off_are_named():
     assert "ENGINE/prompt_keyed" in found(streams, clean=6)
 
 
-def test_one_replica_that_is_off_is_named_and_is_no_wrong_label():
+@pytest.mark.parametrize(("obeyed", "wanted"), [(False, {"STALE_ENGINE/one_replica"}), (True, {"ENGINE/replica"})])
+def test_one_replica_that_is_off_may_hold_old_weights_until_a_RESYNC_has_changed_nothing(obeyed, wanted):
     job = Job(dtypes=BF16)
-    for step in range(10):
+    for step in range(24):
         records = []
         for replica in ("0", "1"):
             s = make_streams(step, rows=24, disc=0.03, seed=int(replica))
             s = off(s, 0.3) if step >= 5 and replica == "1" else s
             names = tuple(f"{replica}-{step}-{i}" for i in range(24))
             records.append(s.train(ids=names, groups=names, micro=int(replica), replica=replica))
-        job.step(step, *records, scalars=MOVES)
+        for command in commands(job.step(step, *records, scalars=MOVES)):
+            if obeyed and command["sent"]:
+                job.ack(command, version=step + 1, step=step)
 
-    assert "ENGINE/replica" in kinds(job) and not any(name.startswith("LABEL") for name in kinds(job))
+    assert not any(name.startswith("LABEL") for name in kinds(job))
+    ended = {f"{f['verdict']}/{f['kind']}" for f in job.report()["findings"] if f["state"] == "superseded"}
+    assert wanted <= kinds(job) - ended and (not obeyed or ended == {"STALE_ENGINE/one_replica"})
 
 
 def test_an_engine_whose_logprobs_lie_on_a_coarse_grid_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from factories import Job, commands, make_rollout, make_source, make_train, of_k
 
 from dlc_sentinel.core.join import Join
 from dlc_sentinel.core.monitor import Monitor
+from dlc_sentinel.core.strides import last_number, stride
 from dlc_sentinel.records import Command, Hello, StepEnd
 from dlc_sentinel.wire.control import Inbox
 
@@ -18,9 +20,15 @@ TTL_STEPS = 20
 MAX_AGE_STEPS = 5
 
 
-def skipping(k, stride, **fields):
-    """Step k of a job whose number is k * stride: the same tokens whatever the stride is."""
-    return make_train(k * stride, rng=np.random.default_rng(k), **({"version": k} | fields))
+def skipping(k, stride, *, lag_S=None, **fields):
+    """Step k of a job whose number is k * stride: the same tokens whatever the stride is. `lag_S`: rms, by row."""
+    rng = np.random.default_rng(k)
+    record = make_train(k * stride, rng=rng, **({"version": k} | fields))
+    if lag_S is None:
+        return record
+    sigma_N = np.repeat(lag_S, 96)
+    moved_N = record.old_N + rng.normal(size=sigma_N.size) * sigma_N - sigma_N**2 / 2
+    return replace(record, cur_N=np.minimum(moved_N, 0).astype(np.float32))
 
 
 def dropped(job):
@@ -63,6 +71,17 @@ def test_a_step_that_one_rank_never_ends_closes_at_the_second_step_after_it():
     assert closed == [[], [], [0]]
 
 
+def test_neither_a_gap_in_the_numbers_nor_a_short_step_is_their_stride():
+    numbers = [10, 20, 30, 40, 900, 902, 912, 922]
+
+    assert stride(numbers) == 10
+    assert last_number(numbers, 922, 20) == 922 + 20 * 10
+
+
+def test_the_stride_is_the_one_of_the_newest_steps():
+    assert stride([*range(100), *range(100, 200, 10)]) == 10
+
+
 # -- commands --------------------------------------------------------------------------------------------------------
 
 
@@ -95,6 +114,18 @@ def straggling(job, k, generated):
     return {"span_version_K": versions, "lag": 0.2 * (k > 2)}
 
 
+def refilling(job, k, generated):
+    """Most rows come from a queue of six batches that a RESYNC empties, and that is full again three steps later."""
+    full, is_old = k - generated > 2, np.arange(32) < 26
+    return {"span_version_K": np.where(is_old & full, max(k - 6, 0), k), "lag_S": 0.27 * (is_old & full)}
+
+
+def hovering(job, k, generated):
+    """Off by ever more, well below what counts as off for six steps, then off again in the same way."""
+    first, second = 0.02 * max(k - 3, 0) * (k < 14), 0.02 * max(k - 20, 0)
+    return {"disc": np.hypot(1e-3 if k < 14 else 0.01, first + second)}
+
+
 def courses(rows_at, stride, steps, *, answer="applied", reload_at=-1):
     """(commands, outcomes, findings) of a job, each with the count of its step instead of its number."""
     job, generated = Job(), 0
@@ -123,13 +154,15 @@ def courses(rows_at, stride, steps, *, answer="applied", reload_at=-1):
         (straggling, "applied", 40),
         (sawtooth, "applied", 45),
         (creeping, "applied", 45),
+        (refilling, "applied", 24),
+        (hovering, "applied", 40),
     ],
-    ids=["queue", "no fresh rows", "unanswered", "stragglers", "sawtooth", "creeping"],
+    ids=["queue", "no fresh rows", "unanswered", "stragglers", "sawtooth", "creeping", "refilling", "hovering"],
 )
 def test_a_job_whose_numbers_skip_is_sent_what_the_same_job_is_sent_without(rows_at, answer, steps):
     expected = courses(rows_at, 1, steps, answer=answer)
 
-    assert len(expected[0]) > 1
+    assert expected[0]
     assert courses(rows_at, 25, steps, answer=answer) == expected
 
 
@@ -166,6 +199,18 @@ def test_an_ABORT_before_anyone_knows_the_stride_does_not_expire():
 
     assert handed_out(abort, [100]) == [abort["id"]]
     assert job.monitor.awaits(Command(abort["id"], "r1", "ABORT", expires_step=abort["expires_step"]))
+
+
+def test_an_ABORT_after_many_steps_without_a_usable_token_lasts_from_its_own_step():
+    job = Job(mode="abort")
+    for k in range(28):
+        job.step(10 * k, skipping(k, 10, with_engine=k < 3))
+    nan_N = np.full(32 * 96, np.nan, np.float32)
+
+    sent = [c for k in (28, 29) for c in commands(job.step(10 * k, skipping(k, 10, engine_N=nan_N)))]
+
+    assert [c["kind"] for c in sent] == ["ABORT"]
+    assert sent[0]["expires_step"] - sent[0]["issued_step"] == TTL_STEPS * 10
 
 
 def test_an_ABORT_that_does_not_expire_ends_with_its_life_of_the_run():
@@ -222,6 +267,7 @@ def test_a_rollout_that_nobody_trains_on_is_forgotten_after_as_many_steps(stride
 
 def test_rollouts_that_a_restarted_run_still_holds_age_by_its_new_numbers():
     join = Join(lambda step, cause, tokens: None, max_bytes=2**20, max_age_steps=MAX_AGE_STEPS)
+    join.close_step(900)
     join.feed_rollout(make_rollout(["x"], [np.zeros(50, np.float32)]), 900)
     join.restart(version=3)
 
@@ -269,6 +315,13 @@ def test_rollouts_that_come_in_bursts_are_not_missing_between_two_of_them(join):
     missing(join, range(8), lambda step: step % 4 == 0)
 
     assert missing(join, range(8, 16), lambda step: step % 4 == 0) == [0] * 8
+
+
+def test_engines_that_stay_away_after_a_restart_at_lower_numbers_are_missed_like_any_others(join):
+    missing(join, range(900, 903), lambda step: True)
+    join.restart(version=3)
+
+    assert missing(join, range(3), lambda step: False) == [0, 10, 10]
 
 
 def test_a_row_that_a_rollout_began_is_not_one_that_none_named(join):

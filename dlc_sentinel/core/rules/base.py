@@ -58,6 +58,8 @@ class View:
     """... and something does."""
     unreported: Mapping[str, Json] = field(default_factory=dict)
     """Settings under which the engine samples from another distribution than the one it reports."""
+    rows_off_from_start: bool = False
+    """Some of the rows have been off since the first step of the run, when there was but one version."""
     resumed_step: int = -1
     """First step of a process that went on where another one of its rank had stopped; -1 = there is none."""
     hopeless_queue: bool = False
@@ -99,7 +101,7 @@ def lag_level(facts: StepFacts, config: Config) -> int:
 
 def at_floor(facts: StepFacts) -> bool:
     """True when the discrepancy of current rows (or of all, where none is current) is not above 3x its floor."""
-    rms = engine_values(facts).rms
+    rms = level_values(facts).rms
     return not (rms > ABOVE_FLOOR * facts.floor_rms and rms > MIN_ENGINE_NATS)
 
 
@@ -113,6 +115,12 @@ def engine_values(facts: StepFacts) -> Values:
     if facts.current.num >= MIN_TOKENS:
         return facts.current
     return Values() if facts.aged_tokens >= MIN_TOKENS and is_unwired(facts) else facts.discrepancy
+
+
+def level_values(facts: StepFacts) -> Values:
+    """The same, with the steps before where this one has too few tokens: enough for a level, not for a course."""
+    own = engine_values(facts)
+    return facts.pooled if 0 < own.num < MIN_TOKENS <= facts.pooled.num else own
 
 
 def is_unwired(facts: StepFacts) -> bool:

@@ -24,7 +24,8 @@ CLASS_SHARE = 0.1
 """Of one position or class of rows."""
 TORN = {"offset": "shifted_rows", "wrong_pairing": "unpaired_rows", "broken_prefix": "broken_rows"}
 """Kinds in which whole rows are off: as bad as an engine that is as far off. Noise as large as the logprobs themselves
-makes some rows look like each of them, unless the streams of the other rows belong together beyond doubt."""
+makes some rows look like each of them, unless the streams of the other rows belong together beyond doubt. Less of it
+makes some look unpaired, beside more that are as far and pairs: a row of few tokens is of neither."""
 MOST = 0.5
 """More than this share of what can be affected is not chance."""
 CLEARLY = 0.8
@@ -81,6 +82,8 @@ def structure(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 def _by_row(history: Sequence[StepFacts]) -> tuple[str, dict[str, Json]] | None:
     p = history[-1].profile
     classes = {kind: float(getattr(p, name)) for kind, name in TORN.items()}
+    if sum(classes.values()) <= p.fitting_rows and not p.others_correlation >= CLEARLY:
+        del classes["wrong_pairing"]
     kind = max(classes, key=lambda name: classes[name])
     if classes[kind] < DATA_SHARE:
         return None

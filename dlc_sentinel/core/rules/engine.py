@@ -21,6 +21,7 @@ from dlc_sentinel.core.rules.base import (
     disagree,
     engine_values,
     is_jump,
+    level_values,
     moved,
     resumed,
     rising,
@@ -37,6 +38,9 @@ CHANGE_KNOWN, CHANGE_EARLY = 3, 4.0
 CATASTROPHE_FLOOR, CATASTROPHE_P99 = 5.0, 2.0
 SELF_NATS = 0.1
 KEYED = (0.02, 0.8)
+FAR_TAIL, FAR_TOKENS, FAR_TAIL_FLOORS = 0.005, 64, 1.25
+"""More tokens than this beyond eight times what is usual of their like are no numerics, where the rms is above even a
+floor that they have lifted: that is twice the table's at most."""
 FEW_VALUES = 0.05
 """Distinct values of the engine, over the trainer's."""
 SAME_TEXT = 0.5
@@ -117,9 +121,9 @@ def _first_update(history: Sequence[StepFacts]) -> bool:
 
 def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     now = history[-1]
-    values = engine_values(now)
-    replica = now.profile.replica
-    if values.num < MIN_TOKENS or (at_floor(now) and not replica) or view.stale_proven:
+    values = level_values(now)
+    replica, part = now.profile.replica, _part(now, view)
+    if values.num < MIN_TOKENS or (at_floor(now) and not part) or view.stale_proven:
         return []
     past = [f for f in history[:-1] if engine_values(f).num]
     before = engine_values(past[-1]).rms if past else 0.0
@@ -143,7 +147,7 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     elif _stale_engine_has_it(history, view):
         return []
     else:
-        kind = _kind(history)
+        kind = _kind(history, part)
     advice = ADVICE["ENGINE", kind]
     evidence = {
         "rms_nats": values.rms,
@@ -167,19 +171,38 @@ def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
     return max(CATASTROPHE_NATS, CATASTROPHE_P99 * median(usual)) if usual else CATASTROPHE_NATS
 
 
-def _kind(history: Sequence[StepFacts]) -> str:
+def _part(now: StepFacts, view: View) -> str:
+    """Kind of a fault that a part of the rows or tokens shows, however small it is in the whole step; "" = none."""
+    p = now.profile
+    shown = {
+        "replica": bool(p.replica),
+        "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
+        "long_rows": p.long_from > 0,
+        "some_requests": view.rows_off_from_start and p.fitting_rows >= DATA_SHARE,
+        "tail": _has_tail(now),
+    }
+    return next((kind for kind, seen in shown.items() if seen), "")
+
+
+def _has_tail(now: StepFacts) -> bool:
+    p = now.profile
+    many = p.far_tokens >= FAR_TAIL and p.far_tokens * p.num_tokens >= FAR_TOKENS
+    return many and now.discrepancy.rms > FAR_TAIL_FLOORS * now.floor_rms
+
+
+def _kind(history: Sequence[StepFacts], part: str) -> str:
     """What about the engine is off, where the rows show it; compared with the oldest step that is remembered."""
     p, old = history[-1].profile, history[0]
     # rows that are torn at some token are worse at their end, which says nothing of the engine
     grows = p.place_ratio >= GROWS and not old.profile.place_ratio >= GROWS and p.broken_rows < DATA_SHARE
     shown = {
-        "replica": bool(p.replica),
-        "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
         "quantised": p.distinct < FEW_VALUES,
         "position": grows,
         "low_probability": at_floor(old) and p.likely_rms <= STILL * old.profile.likely_rms,
         "tail": at_floor(old) and tail_alone(history),
     }
+    if part and (part != "tail" or at_floor(history[-1])):
+        return part
     return next((kind for kind, seen in shown.items() if seen), "level")
 
 

@@ -9,8 +9,6 @@ from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.rules.base import UNREPORTED, Candidate, View
 from dlc_sentinel.records import Json
 
-TOGETHER = 0.9
-EXPLAINED, BENT = 0.5, 0.07
 DATA_SHARE = 0.01
 MIN_NATS = 0.01
 
@@ -30,14 +28,12 @@ def _shown(now: StepFacts) -> list[Candidate]:
         evidence: dict[str, Json] = {"tokens_above_0": now.dropped["positive"], "share": share}
         return [Candidate("TRANSFORM", "logits", min(0.6 + share, 0.99), ADVICE["TRANSFORM", "logits"], evidence)]
     f = now.profile.function
-    if not f.correlation >= TOGETHER or not now.discrepancy.rms >= MIN_NATS:
+    if not f.is_transform or not now.discrepancy.rms >= MIN_NATS:
         return []
     evidence = {"correlation": f.correlation, "rms_nats": now.discrepancy.rms}
     if f.is_cut:
         evidence |= {"kept_mass": f.kept_mass, "z": f.kept_z, "share_below_0": f.below}
         return [Candidate("TRANSFORM", "kept_mass", 0.95, ADVICE["TRANSFORM", "kept_mass"], evidence)]
-    if f.explained >= EXPLAINED and abs(f.slope - 1.0) >= BENT:
-        evidence |= {"temperature": f.slope, "explained": f.explained, "kept_mass": f.kept_mass}
-        evidence["tempered_side"] = "engine" if f.slope < 1.0 else "trainer"
-        return [Candidate("TRANSFORM", "temperature", 0.9, ADVICE["TRANSFORM", "temperature"], evidence)]
-    return []
+    evidence |= {"temperature": f.slope, "explained": f.explained, "kept_mass": f.kept_mass}
+    evidence["tempered_side"] = "engine" if f.slope < 1.0 else "trainer"
+    return [Candidate("TRANSFORM", "temperature", 0.9, ADVICE["TRANSFORM", "temperature"], evidence)]
