@@ -209,8 +209,8 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "another kernel switches in by the length of the request, on one side only."
     ),
     ("ENGINE", "some_requests"): (
-        "Some requests have been off since the first step, when there was but one version of the weights: look for "
-        "what they share (replica, batch shape, cache hit, adapter)."
+        "Some requests are off and the others are not, and older weights do not explain it (off since the first step, "
+        "or after a sync): look for what they share: replica, batch shape, cache hit, adapter."
     ),
     ("ENGINE", "prompt_keyed"): (
         "All rows of some prompts differ: look at what they share (images, a cached prefix, an adapter)."
@@ -222,6 +222,10 @@ ADVICE: Mapping[tuple[str, str], str] = {
     ("STALE_ENGINE", "one_replica"): (
         "One replica's rows are far from the trainer: did the last sync reach it? One RESYNC with a cache "
         "reset tells; else compare a parameter's checksum on that replica."
+    ),
+    ("STALE_ENGINE", "cached_prefix"): (
+        "Only rows whose prompts came from the prefix cache are off: it holds what older weights computed. Reset the "
+        "prefix cache with every sync; one RESYNC with a cache reset tells."
     ),
     ("STALE_ENGINE", "stale_kv"): (
         "Weights change in flight and the cache of the old ones is kept: the tokens after it are of neither policy. "

@@ -118,6 +118,8 @@ class StepFacts:
     """... and those of them on which trainer and engine differ."""
     kl: Kl = Kl()
     dropped: Mapping[str, int] = field(default_factory=dict)
+    missing_tokens: int = 0
+    """Those of `unmatched` whose rollouts were lost: no rollouts come any more."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     learning: Mapping[str, float] = field(default_factory=dict)
     """Where scalars began, and the reward's running mean and its peak."""

@@ -148,7 +148,7 @@ class Join:
             rollout.used = True
             if rollout.sampling and len(self._sampling) < MAX_SAMPLINGS:
                 self._sampling[repr(rollout.sampling)] = rollout.sampling
-            row.replica = row.replica or rollout.replica
+            row.replica, row.cached = row.replica or rollout.replica, row.cached or rollout.cached
             spans += [(start - first + length, version) for start, version in clip_spans(rollout.spans, first, last)]
             pieces.append(rollout.array()[first:last])
             length += last - first
@@ -179,6 +179,7 @@ class Join:
                 sampling = record.sampling[index] if record.sampling else None
                 rollout = self._generated[name] = Generated(step, record.source.replica, sampling)
                 self.num_bytes += rollout.num_bytes
+            rollout.cached |= record.cached_tokens_S is not None and bool(record.cached_tokens_S[index] > 0)
             at = int(record.token_offset_S[index])
             if rollout.final or at != rollout.length:
                 self._refuse(-1, "duplicate" if rollout.final or at < rollout.length else "out_of_order", end - start)

@@ -64,6 +64,7 @@ class RowTable:
     group_S: I64
     replica_S: I64
     """Index into `replicas`."""
+    cached_S: Bool
     last_engine_S: F32
     last_trainer_S: F32
     first_engine_S: F32
@@ -103,7 +104,7 @@ class Probe:
         unsure_S = np.add.reduceat(tokens.engine_N < UNSURE_NATS, first_S, dtype=np.int64)
         columns = (
             mean_sq_S, np.diff(offsets_S1), unsure_S, np.full(len(which_S), exact), tokens.group_S,
-            np.full(len(which_S), replica), *ends,
+            np.full(len(which_S), replica), np.full(len(which_S), tokens.cached), *ends,
         )  # fmt: skip
         self._pieces.append(tuple(column[which_S] for column in columns))
         draw_S = mixed(ends[0].view(np.uint32).astype(np.uint64) ^ mixed(tokens.group_S.view(np.uint64)))
@@ -156,8 +157,8 @@ class Probe:
         columns: dict[str, Json] = {name: np.concatenate(of) for name, of in zip(COLUMNS, parts, strict=False)}
         self._pieces = [tuple(columns.values())] if columns else []
         if not columns:
-            none, zero = np.zeros(0, np.float32), np.zeros(0, np.int64)
-            return RowTable(np.zeros(0), zero, zero, np.zeros(0, np.bool_), zero, zero, none, none, none, none, ())
+            none, zero, false = np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_)
+            return RowTable(np.zeros(0), zero, zero, false, zero, zero, false, none, none, none, none, ())
         return RowTable(**columns, replicas=tuple(self._replicas))
 
 

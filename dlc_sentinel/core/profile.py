@@ -110,6 +110,8 @@ class Profile:
     """Distinct engine logprobs per token, over the trainer's own share."""
     replica: str = ""
     """The replicas whose rows alone are far."""
+    cached_alone: bool = False
+    """Rows whose prompts came from the prefix cache are off and the others are not."""
     long_from: int = 0
     """Tokens from which on rows are far, and hardly any shorter one is; 0 = that is not so."""
     keyed_groups: float = 0.0

@@ -1,21 +1,31 @@
-"""What the far rows of a step have in common: their replicas, their prompts, or that they are long. Axes: S rows."""
+"""What the far rows of a step have in common: replicas, prompts, the prefix cache, or that they are long.
+
+Axes: S rows.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dlc_sentinel.core.probe import RowTable
+from dlc_sentinel.core.rowfloor import FAR_NATS
 from dlc_sentinel.records import Bool, Json
 
 MIN_ROWS = 3
 """Of a replica, or of those that are far."""
 MOST_FAR, HARDLY_FAR = 0.5, 0.1
 SPLIT = 0.9
+MIN_CACHED, CACHED_TIMES = 8, 2.5
 
 
 def keys_of(table: RowTable, far_S: Bool) -> dict[str, Json]:
     """What `Profile` says of it."""
-    return {"replica": _replicas(table, far_S), "keyed_groups": _groups(table, far_S), "long_from": _long(table, far_S)}
+    return {
+        "replica": _replicas(table, far_S),
+        "keyed_groups": _groups(table, far_S),
+        "long_from": _long(table, far_S),
+        "cached_alone": _cached(table),
+    }
 
 
 def _replicas(table: RowTable, far_S: Bool) -> str:
@@ -26,6 +36,15 @@ def _replicas(table: RowTable, far_S: Bool) -> str:
     if not far or 2 * len(far) > len(shares) or not rest or np.concatenate(rest).mean() > HARDLY_FAR:
         return ""
     return ", ".join(sorted(far))
+
+
+def _cached(table: RowTable) -> bool:
+    """True where rows whose prompts came from the prefix cache are further off than the others, by and large."""
+    cached, fresh = table.mean_sq_S[table.cached_S], table.mean_sq_S[~table.cached_S]
+    if min(len(cached), len(fresh)) < MIN_CACHED:
+        return False
+    middle, usual = float(np.median(cached)), float(np.median(fresh))
+    return middle > max(CACHED_TIMES**2 * usual, FAR_NATS**2)
 
 
 def _groups(table: RowTable, far_S: Bool) -> float:

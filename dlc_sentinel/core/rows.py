@@ -34,6 +34,8 @@ class Rows:
     old_version_S: I64 | None
     group_S: I64
     replica: str
+    cached: bool
+    """The engine took the beginning of the prompts from its prefix cache."""
 
     @property
     def num_tokens(self) -> int:
@@ -54,6 +56,7 @@ class Row:
     segments: tuple[tuple[str, int, int], ...]
     """(engine id, first token, number of tokens; -1 = all)."""
     replica: str
+    cached: bool = False
     length: int = 0
     cur: list[F32] = field(default_factory=list)
     old: list[F32] = field(default_factory=list)
@@ -93,6 +96,7 @@ class Generated:
     replica: str
     sampling: Mapping[str, Json] | None = None
     """How it was sampled, as the engine says."""
+    cached: bool = False
     logprobs: list[F32] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
     length: int = 0
@@ -147,6 +151,7 @@ def pass_through(record: Train) -> Rows:
     return Rows(
         record.step, record.update, record.version, record.offsets_S1, record.cur_N, record.old_N, record.engine_N,
         record.mask_N, starts, versions, record.old_is, record.old_version_S, groups, record.replica,
+        cached=False,
     )  # fmt: skip
 
 
@@ -170,7 +175,7 @@ def pack(rows: list[Row]) -> list[Rows]:
     """Complete rows as batches, one for each set of (step, update, version ...) that they share."""
     batches: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        key = (row.step, row.update, row.version, row.old_is, bool(row.cur), bool(row.old), row.replica)
+        key = (row.step, row.update, row.version, row.old_is, bool(row.cur), bool(row.old), row.replica, row.cached)
         batches.setdefault(key, []).append(row)
     return [_pack(batch) for batch in batches.values()]
 
@@ -202,4 +207,5 @@ def _pack(rows: list[Row]) -> Rows:
         old_version_S=np.array([row.old_version for row in rows], np.int64),
         group_S=np.array([row.group for row in rows], np.int64),
         replica=head.replica,
+        cached=head.cached,
     )

@@ -358,6 +358,7 @@ class RunMonitor:
             discrepancy_by=discrepancy_by(probe),
             learning=self._learning.update(facts.scalars),
             finished_share=self._take_finished_share(),
+            missing_tokens=self._join.missing_tokens,
             engine_version=self._engine_version,
             repeated_checksum=any(repeated for _, _, repeated in self._checksums.values()),
         )

@@ -50,6 +50,7 @@ class Tokens:
     """A block's lag needs all its tokens: a row is as exact as its weakest span."""
     copied_from: str
     replica: str
+    cached: bool
     keep_N: Bool | None
     """Which places of the rows as sent are usable; None = all ..."""
     sent_start_S: I64
@@ -107,8 +108,8 @@ def usable(rows: Rows, refuse: Callable[[int, str, int], None]) -> Tokens | None
     rescored = old if rows.old_is == "rescored" else None
     return Tokens(
         rows.step, rows.update, rows.version, offsets, group_S, cur, gen, engine, rescored, starts, versions, exact,
-        row_K, span_length, _ages(versions, rows.version), row_exact, copied, rows.replica, keep, sent_start_S,
-        sent_end_S,
+        row_K, span_length, _ages(versions, rows.version), row_exact, copied, rows.replica, rows.cached, keep,
+        sent_start_S, sent_end_S,
     )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from dlc_sentinel.records import F64
 MAX_POINTS = 64
 MAX_AGE = 1e6
 """A version that far off is a wrong label, not an age."""
+MOST = 0.5
+"""Of a step that is not small but has few rows whose discrepancy is known, these prove nothing of the others."""
 AGE_DIGITS = 6
 """Mean ages that differ by rounding only are one age: a curve cannot be laid through them."""
 
@@ -44,7 +46,8 @@ def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -
 
 def with_pooled(facts: StepFacts, history: Sequence[StepFacts], config: Config) -> StepFacts:
     """The facts of a step of few tokens with the discrepancy of the newest steps that make enough together."""
-    if not 0 < facts.discrepancy.num < MIN_TOKENS:
+    own = facts.discrepancy.num
+    if own >= MIN_TOKENS or own < MOST * max(facts.num_tokens, 1):
         return facts
     num, square = 0, 0.0
     for f in [facts, *reversed(history)][: config.window.pool_steps]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from factories import Job, commands, make_source
@@ -104,6 +106,24 @@ def test_two_replicas_of_eight_that_are_off_are_named(job):
 
     (found,) = [f for f in job.report()["findings"] if f["kind"] == "one_replica"]
     assert found["evidence"]["one_replica_differs"] == "3, 7" and "LABEL" not in str(kinds(job))
+
+
+def on_prefix_cache(job, step, rms):
+    """Rows of which every other one took its prompt from the cache, reported by the engine."""
+    s = off(make_streams(step, rows=64, disc=0.03), rms, rows=slice(None, None, 2))
+    job.feed(replace(s.rollout(version=step), cached_tokens_S=np.tile([256, 0], 32)), numbered=False)
+    return [s.train(with_engine=False, span_start_K=None, span_version_K=None, source=job.source)]
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_prefix_cache_of_old_weights_is_a_stale_engine_until_a_reset_changes_nothing(job, heals):
+    bad = [True]
+    heal = bad.clear if heals else None
+    play(job, 30, lambda step: on_prefix_cache(job, step, 0.12 if bad and step >= 8 else 0.03), heal=heal)
+
+    ended = {f["kind"] for f in job.report()["findings"] if f["verdict"] == "STALE_ENGINE"}
+    assert ended == {"cached_prefix"} and "LABEL" not in str(kinds(job)) and sent(job) == ["RESYNC"]
+    assert still_open(job) == (set() if heals else {"ENGINE/some_requests"})
 
 
 def in_flight(step, rms):

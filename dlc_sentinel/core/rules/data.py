@@ -52,7 +52,7 @@ def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     found = []
     offered = now.offered_tokens
     for cause in FAULT_CAUSES:
-        tokens = now.dropped.get(cause, 0)
+        tokens = now.dropped.get(cause, 0) - (now.missing_tokens if cause == "unmatched" else 0)
         share = tokens / offered
         if share < DATA_SHARE and not (cause in NO_VALUES and tokens >= CLASS_TOKENS):
             continue

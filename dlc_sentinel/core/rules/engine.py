@@ -86,9 +86,16 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         reasons["resync_not_answered"] = True
     if replica and has_moved:
         reasons["one_replica_differs"] = replica
+    if now.profile.cached_alone and has_moved:
+        reasons["only_cached_prefixes"] = True
     if not reasons and not (view.stale_proven and elevated):
         return []
-    kinds = {"never_delivered": now.repeated_checksum, "after_resume": fresh, "one_replica": replica}
+    kinds = {
+        "never_delivered": now.repeated_checksum,
+        "after_resume": fresh,
+        "one_replica": replica,
+        "cached_prefix": now.profile.cached_alone,
+    }
     kind = next((kind for kind, shown in kinds.items() if shown), "stale_or_drift")
     reasons |= {"current_rms_nats": values.rms, "floor_rms_nats": now.floor_rms, "tokens": values.num}
     sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
@@ -143,7 +150,7 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         and rising(history)[0] < 0
     )
     if view.stale_refuted:
-        kind = "replica" if replica else "drift_or_undelivered"
+        kind = part if replica or now.profile.cached_alone else "drift_or_undelivered"
     elif _stale_engine_has_it(history, view):
         return []
     else:
@@ -178,7 +185,7 @@ def _part(now: StepFacts, view: View) -> str:
         "replica": bool(p.replica),
         "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
         "long_rows": p.long_from > 0,
-        "some_requests": view.rows_off_from_start and p.fitting_rows >= DATA_SHARE,
+        "some_requests": p.cached_alone or (view.rows_off_from_start and p.fitting_rows >= DATA_SHARE),
         "tail": _has_tail(now),
     }
     return next((kind for kind, seen in shown.items() if seen), "")
@@ -253,5 +260,6 @@ def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return []
     evidence: dict[str, Json] = {"rms_nats": levels[-1], "rms_before_nats": levels[0], "floor_rms_nats": now.floor_rms}
     whole = [median(seen[i : i + DRIFT_STEPS]) for i in range(0, len(seen) - DRIFT_STEPS + 1, DRIFT_STEPS)]
-    kind = "tail" if tail_alone(history) else "level" if is_jump(whole) else "drift"
+    shape = "tail" if tail_alone(history) else "level" if is_jump(whole) else "drift"
+    kind = _part(now, view) or shape
     return [Candidate("ENGINE", kind, 0.8, ADVICE["ENGINE", kind], evidence)]

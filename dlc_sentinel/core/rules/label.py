@@ -28,7 +28,7 @@ def label(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         return [Candidate("LABEL", "other_version", 0.9, ADVICE["LABEL", "other_version"], evidence)]
     some = p.fitting_rows >= ROW_SHARE and _rows(history, "fitting_rows") >= MIN_ROWS and p.near_rows >= NEAR_SHARE
     others = p.broken_rows + p.shifted_rows + p.unpaired_rows
-    keyed = bool(p.replica) or p.keyed_groups > 0.0 or p.long_from > 0 or view.rows_off_from_start
+    keyed = bool(p.replica) or p.cached_alone or p.keyed_groups > 0.0 or p.long_from > 0 or view.rows_off_from_start
     if some and p.fitting_rows > others and not keyed and rising(history)[0] < 0:
         evidence["far_rows_whose_streams_fit"] = p.fitting_rows
         return [Candidate("LABEL", "some_rows", 0.7, ADVICE["LABEL", "some_rows"], evidence)]
