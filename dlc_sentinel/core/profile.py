@@ -100,7 +100,7 @@ class Profile:
     edge_far: float = NAN
     """Share of first tokens after a masked span that are far."""
     edge_of_far: float = NAN
-    """Share of far tokens that are first after a masked span."""
+    """Share of far tokens in runs that begin after a masked span."""
     tail_ratio: float = NAN
     """rms of tokens that are rare to the trainer over that of likely ones."""
     likely_rms: float = NAN
