@@ -45,8 +45,8 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "The engine or trainer writes NaN or infinity: look at near-certain tokens and dtype overflow."
     ),
     ("DATA", "positive"): (
-        "Some tokens carry a value above 0, which no logprob is: a fill-in (1.0), a count or a logit at one place. Mask "
-        "them, and see which tokens they are."
+        "Some tokens carry a value above 0, which no logprob is: a fill-in (1.0), a count or a logit at one place. "
+        "Mask them, and see which tokens they are."
     ),
     ("DATA", "placeholder"): (
         "Fill-in values (-9999 ...) reached the loss: mask them; the engine had no logprob there."
