@@ -10,7 +10,8 @@ SLOW = {
 }  # fmt: skip
 SLOW_FILES = {
     "core/test_attacks.py", "core/test_direct_evidence.py", "core/test_held_data.py", "core/test_kinds_of_faults.py",
-    "core/test_learning.py", "core/test_rule_lines.py", "core/test_strides.py", "core/test_whole_runs.py", "maths/test_calibrated.py", "offline/test_analyze.py", "offline/test_corrections.py",
+    "core/test_learning.py", "core/test_rule_lines.py", "core/test_strides.py", "core/test_whole_runs.py",
+    "maths/test_calibrated.py", "offline/test_analyze.py", "offline/test_corrections.py",
     "stacks/verl/test_driver.py", "wire/test_live.py",
 }  # fmt: skip
 
