@@ -10,7 +10,7 @@ Over 300 lines: the rules of one state, each of which reads what another one wro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
@@ -286,7 +286,7 @@ class Decider:
 
     def _abort(self, facts: StepFacts, findings: Findings) -> Decision | None:
         s = self.state
-        due = abort_due(findings.items)
+        due = findings.abort_due()
         if due is None or s.abort_issued:
             return None
         s.abort_issued = True
@@ -480,18 +480,6 @@ class Decider:
         if pending is not None:
             asked = pending.get("issued_rms")
             self.state.pending = Pending(**{**pending, "issued_rms": math.nan if asked is None else asked})
-
-
-def abort_due(findings: Sequence[Finding]) -> Finding | None:
-    """The finding for which an ABORT is due: a proven STALE_ENGINE, a catastrophic DATA or ENGINE."""
-    for finding in sorted(findings, key=lambda f: f.rank):
-        if finding.state == "superseded" or (finding.state == "closed" and not finding.acted):
-            continue
-        if finding.verdict == "STALE_ENGINE" and finding.state == "confirmed":
-            return finding
-        if finding.verdict in ("DATA", "ENGINE") and finding.catastrophic:
-            return finding
-    return None
 
 
 def _lag_unknown(findings: Findings) -> bool:

@@ -147,6 +147,17 @@ class Findings:
         self._hits.clear()
         return ended
 
+    def abort_due(self) -> Finding | None:
+        """The finding for which an ABORT is due: a proven STALE_ENGINE, a catastrophic DATA or ENGINE."""
+        for finding in sorted(self.items, key=lambda f: f.rank):
+            if finding.state == "superseded" or (finding.state == "closed" and not finding.acted):
+                continue
+            if finding.verdict == "STALE_ENGINE" and finding.state == "confirmed":
+                return finding
+            if finding.verdict in ("DATA", "ENGINE") and finding.catastrophic:
+                return finding
+        return None
+
     def to_json(self) -> Json:
         return no_nan({"items": [asdict(f) for f in self.items], "hits": self._hits})
 

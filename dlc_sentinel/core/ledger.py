@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from dlc_sentinel.core.decide import Decision
 from dlc_sentinel.core.detect import Finding
-from dlc_sentinel.core.facts import no_nan
+from dlc_sentinel.core.facts import StepFacts, no_nan
 from dlc_sentinel.records import Event, EventKind, Json, Level
 
 SHOWN = 64
@@ -32,6 +32,14 @@ class Ledger:
         if level != "INFO" or kind in ("command", "ack"):
             self.newest.append(event)
         return event
+
+    def step(self, facts: StepFacts, public: Mapping[str, Json], horizon: int, now_s: float) -> Event:
+        """A step that closed. `public`: its facts in the file format; `horizon`: action horizon, tokens."""
+        text = (
+            f"step {facts.step}: lag ESS_{horizon} {facts.action_ess:.2f}, lag rms {facts.lag.rms:.3g}, "
+            f"discrepancy rms {facts.discrepancy.rms:.3g} (floor {facts.floor_rms:.2g}), basis {facts.basis}"
+        )
+        return self.event("step", text, "INFO", now_s, facts.step, public)
 
     def findings(self, changed: Sequence[Finding], step: int, now_s: float) -> list[Event]:
         """One event per finding that opened, changed or closed."""

@@ -335,7 +335,7 @@ class RunMonitor:
         self._keep(replace(closed, facts=facts, state=facts.to_json()))
         public = facts.to_public()
         self._steps.append(public)
-        events += [self._ledger.event("step", _step_text(facts, self._config), "INFO", now_s, step, public)]
+        events += [self._ledger.step(facts, public, self._config.ess.horizon, now_s)]
         if facts.offered_tokens:
             events += self._judge(facts, now_s)
         return events
@@ -497,11 +497,3 @@ class RunMonitor:
         self._num_frames = tree["num_frames"]
         self._producers.gaps = tree["gaps"]
         self._producers.load(tree["producers"])
-
-
-def _step_text(facts: StepFacts, config: Config) -> str:
-    horizon = config.ess.horizon
-    return (
-        f"step {facts.step}: lag ESS_{horizon} {facts.action_ess:.2f}, lag rms {facts.lag.rms:.3g}, "
-        f"discrepancy rms {facts.discrepancy.rms:.3g} (floor {facts.floor_rms:.2g}), basis {facts.basis}"
-    )

@@ -21,6 +21,7 @@ UNREPORTED = "unreported"
 """Kind of TRANSFORM that is known from settings alone: it lifts no floor and explains nothing that the rows show."""
 ABOVE_FLOOR = 3.0
 MIN_ENGINE_NATS = 0.02
+CACHE_FLOORS = 2.0
 CATASTROPHE_NATS = 0.2
 """Of the rms and of the largest hundredth: one wild token in a step is a spike, not a catastrophe."""
 CATASTROPHE_TOKENS = 1000
@@ -121,6 +122,11 @@ def level_values(facts: StepFacts) -> Values:
     """The same, with the steps before where this one has too few tokens: enough for a level, not for a course."""
     own = engine_values(facts)
     return facts.pooled if 0 < own.num < MIN_TOKENS <= facts.pooled.num else own
+
+
+def on_old_cache(facts: StepFacts) -> bool:
+    """True where rows are off by what a kept cache leaves after a change of weights in flight: no kind of request."""
+    return facts.stale_kv.num >= MIN_TOKENS and facts.stale_kv.rms > CACHE_FLOORS * facts.floor_rms
 
 
 def is_unwired(facts: StepFacts) -> bool:

@@ -23,6 +23,7 @@ from dlc_sentinel.core.rules.base import (
     is_jump,
     level_values,
     moved,
+    on_old_cache,
     resumed,
     rising,
     tail_alone,
@@ -181,6 +182,8 @@ def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
 def _part(now: StepFacts, view: View) -> str:
     """Kind of a fault that a part of the rows or tokens shows, however small it is in the whole step; "" = none."""
     p = now.profile
+    if on_old_cache(now):
+        return ""
     shown = {
         "replica": bool(p.replica),
         "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
