@@ -56,19 +56,18 @@ class Usual:
     """... and the same, or the middle unsure token's |x| where an engine is as noisy as that."""
     sigma_B: F64
     """Of tokens by logp bin, nats."""
-    num_rows: int
 
     def is_off_throughout(self, row: WholeRow) -> bool:
-        """True where more of the unsure tokens are off than in the unluckiest of healthy rows."""
+        """True where more of the unsure tokens are off than in one healthy row of 10,000."""
         unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
         num = int(unsure_T.sum())
         off = np.abs(row.x_T) > OFF_SIGMAS * self.sigma_B[_bins(row)]
         share = float(off[unsure_T].mean()) if num else 0.0
-        return bool(chance_nats(share, OFF_RATE, num) >= SURE_NATS + math.log(self.num_rows))
+        return bool(chance_nats(share, OFF_RATE, num) >= SURE_NATS)
 
 
-def usual_of(sample: Sequence[WholeRow], floor_rms: float, num_rows: int) -> Usual:
-    """Told by the quieter tokens and rows of a random sample; `num_rows`: of the step."""
+def usual_of(sample: Sequence[WholeRow], floor_rms: float) -> Usual:
+    """Told by the quieter tokens and rows of a random sample."""
     medians = [unsure_median(row) for row in sample]
     noise = max(floor_rms, float(np.quantile(medians, QUIET_SHARE)))
     size_N = np.concatenate([np.abs(row.x_T) for row in sample])
@@ -78,7 +77,7 @@ def usual_of(sample: Sequence[WholeRow], floor_rms: float, num_rows: int) -> Usu
         of_bin = size_N[bin_N == index]
         quiet = float(np.quantile(of_bin, QUIET_SHARE)) / QUIET_SIGMA if len(of_bin) >= MIN_BIN_TOKENS else 0.0
         sigma_B[index] = max(quiet, floor_rms)
-    return Usual(floor_rms, noise, sigma_B, num_rows)
+    return Usual(floor_rms, noise, sigma_B)
 
 
 def classify(row: WholeRow, usual: Usual) -> Found:

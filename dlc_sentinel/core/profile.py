@@ -136,7 +136,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     far_rows = [row for row in worst if floor.is_far(row)]
     far_share = float(far_S.mean())
     near_share = float(floor.near(table).mean())
-    usual = usual_of(sample, floor.rms, len(table.num_S))
+    usual = usual_of(sample, floor.rms)
     classes = _classes(worst, sample, far_share, floor, usual)
     # of a noisy engine's rows only some are far although all are shifted
     shifted = near_share < 0.5 and classes.get("shifted_rows", 0.0) > 0.5 * far_share
