@@ -188,7 +188,7 @@ class Decider:
         suspected_now = stale is not None and stale.state == "suspected" and stale.last_step == facts.step
         if stale is not None and suspected_now and not self._was_tried(stale):
             s.stale_tried = True
-            gone = self._effect_gone(facts, stale)
+            gone = self._effect_gone(facts)
             if gone is not None:
                 done.append(gone)
                 if gone.kind == "breaker":
@@ -206,10 +206,10 @@ class Decider:
         tried, s.stale_kv_since = s.stale_kv_since == stale.since_step, stale.since_step
         return tried
 
-    def _effect_gone(self, facts: StepFacts, stale: Finding) -> Decision | None:
+    def _effect_gone(self, facts: StepFacts) -> Decision | None:
         """The engine is off again so soon that its last RESYNC counts as one without effect."""
         s = self.state
-        if s.worked_step < 0 or stale.kind == STALE_KV:
+        if s.worked_step < 0:
             return None
         text = f"the effect of the RESYNC judged at step {s.worked_step} is gone"
         s.worked_step, s.fails_in_row = -1, s.fails_in_row + 1

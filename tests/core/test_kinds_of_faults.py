@@ -431,10 +431,27 @@ def tempered(step):
         (masked, "masked_span"),
     ],
 )  # fmt: skip
-def test_a_transform_and_damage_of_rows_or_places_are_two_faults(job, transform, kind, damaged, name):
-    play(job, 8, lambda step: damaged(transform(step)))
+@pytest.mark.parametrize("clean", [0, 4])
+def test_a_transform_and_damage_of_rows_or_places_are_two_faults(job, transform, kind, damaged, name, clean):
+    def streams(step):
+        return damaged(transform(step)) if step >= clean else make_sampled(step, log_softmax, log_softmax)
+
+    play(job, 8 + clean, streams)
 
     assert kinds(job) == {f"DATA/{name}", f"TRANSFORM/{kind}"}
+
+
+def test_a_cut_distribution_is_fitted_without_rows_whose_last_tokens_are_of_another_text(job):
+    """Too few of them for a broken prefix, and most by less than a token may be off."""
+
+    def streams(step):
+        s = cut(step)
+        s.engine[s.rows(0.3), -11:] = make_policy((10, 11), s.rng, certain=0.2)
+        return s
+
+    play(job, 8, streams)
+
+    assert "TRANSFORM/kept_mass" in kinds(job, still_open=True) and "ENGINE" not in verdicts(job)
 
 
 @pytest.mark.parametrize("up", [0.5, 0.3])
