@@ -1,4 +1,4 @@
-"""What a row may be off by: the run's floor, more where it has more unsure tokens than others, or hardly any.
+"""What a row may be off by: the run's floor, and more where it has more unsure tokens than others.
 
 Axes: S rows. nats.
 """
@@ -46,7 +46,7 @@ class RowFloor:
 
     def _own(self, num_S: I64, unsure_S: I64) -> F64:
         more_S = np.maximum(unsure_S / np.maximum(num_S, 1) / max(self.unsure_share, 1e-12), 1.0)
-        own_S: F64 = self.rms * np.sqrt(more_S) * (1.0 + 2.0 / np.maximum(unsure_S, 1))
+        own_S: F64 = self.rms * np.sqrt(more_S)
         return own_S
 
 

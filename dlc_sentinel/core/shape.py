@@ -29,7 +29,7 @@ are, and by more than a cut moves it: that by as much as it leaves out, hardly e
 STRAY_SHARE, MOST = 0.03, 0.5
 """A row with more of them is damaged where it shows less, too; unless most rows are so."""
 TOGETHER = 0.9
-KEPT_Z, CUT_MASS, ONE_SIDED = 8.0, 0.005, 0.9
+KEPT_Z, CUT_MASS, ONE_SIDED = 8.0, 0.005, 0.93
 EXPLAINED, BENT = 0.5, 0.07
 
 
