@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
 
 from dlc_sentinel.config import Floor
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.maths.cells import PRIOR_TOKENS
-from dlc_sentinel.records import Json
+from dlc_sentinel.maths.cells import LOGP_EDGES, PRIOR_TOKENS
+from dlc_sentinel.records import F64, Json
 
 MEAN_ABS_OF_RMS = 0.798
 """sqrt(2 / pi): mean absolute value of a normal variable of rms 1."""
 TABLE_FACTOR = 2.0
 MIN_TOKENS = 256
 """Fewer tokens say nothing about an rms: neither a floor nor an alarm is drawn from them."""
+
+
+SHAPE_B: F64 = np.expm1([-8.0, *((a + b) / 2.0 for a, b in pairwise(LOGP_EDGES)), LOGP_EDGES[-1] / 2.0]) ** 2
+"""(1 - p)^2 of each bin of the engine's logprob: what a bin without tokens is taken to be off by, up to a factor."""
 
 
 class Floors:
@@ -35,8 +40,8 @@ class Floors:
         self._mean_abs: list[float] = []
         self._doubtful: list[tuple[float, float]] = []
         """(rms, mean_abs) of the first steps at which something was wrong."""
-        self._numerics = np.zeros((2, 0))
-        """[2, B] tokens and sums of squares by bin of the engine's logprob, of the steps that taught."""
+        self._numerics: list[F64] = []
+        """[B, 2] tokens and sums of squares by bin of the engine's logprob, of each step that taught; empty: none."""
         self.dtypes: dict[str, str] = {}
 
     def note_dtypes(self, dtypes: Mapping[str, str]) -> None:
@@ -50,11 +55,12 @@ class Floors:
             own = [(facts.discrepancy.rms, facts.discrepancy.mean_abs)] if self._speaks(facts) else []
             doubtful = (self._doubtful + own)[: self._config.steps]
             rms_now, mean_abs_now = [rms for rms, _ in doubtful], [mean for _, mean in doubtful]
-        more = self._more(facts) if self._rms else 1.0
-        rms_now, mean_abs_now = [more * rms for rms in rms_now], [more * mean for mean in mean_abs_now]
         table = getattr(self._config, coarsest(self.dtypes.values()))
-        rms = min(median(rms_now) if rms_now else table, TABLE_FACTOR * table)
-        mean_abs = median(mean_abs_now) if mean_abs_now else MEAN_ABS_OF_RMS * table
+        rms, mean_abs = table, MEAN_ABS_OF_RMS * table
+        if rms_now:
+            more = self._more(facts) if self._rms else [1.0] * len(rms_now)
+            rms, mean_abs = _no_less(rms_now, more), _no_less(mean_abs_now, more)
+        rms = min(rms, TABLE_FACTOR * table)
         return (
             max(rms, self._config.minimum),
             max(min(mean_abs, TABLE_FACTOR * MEAN_ABS_OF_RMS * table), MEAN_ABS_OF_RMS * self._config.minimum),
@@ -67,22 +73,20 @@ class Floors:
         if not doubtful:
             self._rms.append(facts.discrepancy.rms)
             self._mean_abs.append(facts.discrepancy.mean_abs)
-            if facts.numerics:
-                own = np.array(facts.numerics).T
-                self._numerics = self._numerics + own if self._numerics.size else own
+            self._numerics.append(np.array(facts.numerics, np.float64).reshape(-1, 2))
         elif len(self._doubtful) < self._config.steps:
             self._doubtful.append((facts.discrepancy.rms, facts.discrepancy.mean_abs))
 
-    def _more(self, facts: StepFacts) -> float:
-        """rms of tokens as likely as this step's, over that of the steps that taught; 1 where these are the surer."""
-        if not facts.numerics or not self._numerics.size:
-            return 1.0
-        num_B, sum2_B = self._numerics
-        mean = float(sum2_B.sum() / max(num_B.sum(), 1.0))
-        law_B = (sum2_B + PRIOR_TOKENS * mean) / (num_B + PRIOR_TOKENS)
-        now_B = np.array(facts.numerics)[:, 0]
-        expected = float(now_B @ law_B / now_B.sum())
-        return math.sqrt(max(expected / mean, 1.0)) if mean > 0.0 else 1.0
+    def _more(self, facts: StepFacts) -> list[float]:
+        """For each step that taught: rms of tokens as likely as this step's over that of its own."""
+        known = [own for own in self._numerics if len(own)]
+        if not known or not facts.numerics:
+            return [1.0] * len(self._rms)
+        num_B, sum2_B = np.sum(known, axis=0).T
+        scale = float(sum2_B.sum() / (num_B @ SHAPE_B))
+        law_B = (sum2_B + PRIOR_TOKENS * scale * SHAPE_B) / (num_B + PRIOR_TOKENS)
+        now = _expected(np.array(facts.numerics), law_B)
+        return [math.sqrt(now / _expected(own, law_B)) if len(own) else 1.0 for own in self._numerics]
 
     def _speaks(self, facts: StepFacts) -> bool:
         return facts.discrepancy.num >= MIN_TOKENS and math.isfinite(facts.discrepancy.rms)
@@ -94,14 +98,24 @@ class Floors:
             "mean_abs": self._mean_abs,
             "doubtful": doubtful,
             "dtypes": self.dtypes,
-            "numerics": self._numerics.tolist(),
+            "numerics": [own.tolist() for own in self._numerics],
         }
 
     def load(self, tree: Mapping[str, Json]) -> None:
         self._rms, self._mean_abs = list(tree["rms"]), list(tree["mean_abs"])
         self._doubtful = [(float(rms), float(mean)) for rms, mean in tree.get("doubtful", [])]
-        self._numerics = np.array(tree.get("numerics", [[], []]), np.float64)
+        self._numerics = [np.array(own, np.float64).reshape(-1, 2) for own in tree["numerics"]]
         self.dtypes = dict(tree["dtypes"])
+
+
+def _expected(numerics_B2: F64, law_B: F64) -> float:
+    """Second moment of so many tokens of each bin, nats^2."""
+    return max(float(numerics_B2[:, 0] @ law_B / numerics_B2[:, 0].sum()), 1e-18)
+
+
+def _no_less(values: Sequence[float], more: Sequence[float]) -> float:
+    """Median over steps, each made to have this step's tokens; a step of surer tokens has no smaller floor."""
+    return max(median(values), median(value * times for value, times in zip(values, more, strict=True)))
 
 
 def coarsest(names: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ QUIET_SHARE, QUIET_SIGMA = 0.3, 0.385
 """The quieter 30 % of tokens tell what is usual, so that damaged rows do not: of a normal law they are within 0.385."""
 OFF_SIGMAS, OFF_RATE = 1.35, 0.18
 """A token is off beyond so many sigmas of those about as likely; so many are in a healthy row."""
-MIN_BIN_TOKENS = 20
+MIN_BIN_TOKENS, ENOUGH_UNSURE = 20, 8
 FINE_SHARE, BAD_SHARE = 0.03, 0.3
 OFF_FLOORS, OFF_NATS = 6.0, 0.1
 
@@ -56,6 +56,14 @@ class Usual:
     """... and the same, or the middle unsure token's |x| where an engine is as noisy as that."""
     sigma_B: F64
     """Of tokens by logp bin, nats."""
+
+    def times(self, row: WholeRow) -> float:
+        """rms of the row's unsure tokens over what is usual of their like; nan where they are too few to say."""
+        unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
+        if unsure_T.sum() < ENOUGH_UNSURE:
+            return math.nan
+        usual_T = self.sigma_B[_bins(row)][unsure_T]
+        return math.sqrt(float(np.mean(row.x_T[unsure_T] ** 2) / np.mean(usual_T**2)))
 
     def is_off_throughout(self, row: WholeRow) -> bool:
         """True where more of the unsure tokens are off than in one healthy row of 10,000."""

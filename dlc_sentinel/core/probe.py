@@ -44,6 +44,8 @@ class WholeRow:
     age: int
     group: int
     replica: str
+    cached: bool
+    """Its prompt came from the engine's prefix cache."""
 
     @property
     def x_T(self) -> F64:
@@ -64,7 +66,6 @@ class RowTable:
     group_S: I64
     replica_S: I64
     """Index into `replicas`."""
-    cached_S: Bool
     last_engine_S: F32
     last_trainer_S: F32
     first_engine_S: F32
@@ -104,7 +105,7 @@ class Probe:
         unsure_S = np.add.reduceat(tokens.engine_N < UNSURE_NATS, first_S, dtype=np.int64)
         columns = (
             mean_sq_S, np.diff(offsets_S1), unsure_S, np.full(len(which_S), exact), tokens.group_S,
-            np.full(len(which_S), replica), np.full(len(which_S), tokens.cached), *ends,
+            np.full(len(which_S), replica), *ends,
         )  # fmt: skip
         self._pieces.append(tuple(column[which_S] for column in columns))
         draw_S = mixed(ends[0].view(np.uint32).astype(np.uint64) ^ mixed(tokens.group_S.view(np.uint64)))
@@ -158,7 +159,7 @@ class Probe:
         self._pieces = [tuple(columns.values())] if columns else []
         if not columns:
             none, zero, false = np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_)
-            return RowTable(np.zeros(0), zero, zero, false, zero, zero, false, none, none, none, none, ())
+            return RowTable(np.zeros(0), zero, zero, false, zero, zero, none, none, none, none, ())
         return RowTable(**columns, replicas=tuple(self._replicas))
 
 
@@ -193,4 +194,4 @@ def _whole(tokens: Tokens, trainer_N: F32, row: int, exact: bool, age: int) -> W
     part = slice(start, min(end, start + MAX_ROW_TOKENS))
     place_T = tokens.places(row)[: part.stop - part.start]
     streams = (tokens.engine_N[part].copy(), trainer_N[part].copy(), tokens.cur_N[part].copy())
-    return WholeRow(*streams, place_T, exact, age, int(tokens.group_S[row]), tokens.replica)
+    return WholeRow(*streams, place_T, exact, age, int(tokens.group_S[row]), tokens.replica, tokens.cached)

@@ -158,7 +158,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
         **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms, function.is_cut),
         mislabelled_rows=_mislabelled(sample),
         **_engine_shape(sample, x_N, engine_N, trainer_N),
-        **keys_of(table, far_S),
+        **keys_of(table, far_S, sample, usual),
         function=function,
     )
 

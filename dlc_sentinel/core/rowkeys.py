@@ -5,26 +5,30 @@ Axes: S rows.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from statistics import median
+
 import numpy as np
 
-from dlc_sentinel.core.probe import RowTable
-from dlc_sentinel.core.rowfloor import FAR_NATS
+from dlc_sentinel.core.pairing import Usual
+from dlc_sentinel.core.probe import RowTable, WholeRow
 from dlc_sentinel.records import Bool, Json
 
 MIN_ROWS = 3
 """Of a replica, or of those that are far."""
 MOST_FAR, HARDLY_FAR = 0.5, 0.1
 SPLIT = 0.9
-MIN_CACHED, CACHED_TIMES = 8, 2.5
+MIN_CACHED, CACHED_TIMES = 8, 3.0
 
 
-def keys_of(table: RowTable, far_S: Bool) -> dict[str, Json]:
-    """What `Profile` says of it."""
+def keys_of(table: RowTable, far_S: Bool, sample: Sequence[WholeRow], usual: Usual) -> dict[str, Json]:
+    """What `Profile` says of it. `sample`: a random sample of whole rows."""
     return {
         "replica": _replicas(table, far_S),
         "keyed_groups": _groups(table, far_S),
         "long_from": _long(table, far_S),
-        "cached_alone": _cached(table),
+        "cached_alone": _cached(sample, usual),
     }
 
 
@@ -38,13 +42,11 @@ def _replicas(table: RowTable, far_S: Bool) -> str:
     return ", ".join(sorted(far))
 
 
-def _cached(table: RowTable) -> bool:
+def _cached(sample: Sequence[WholeRow], usual: Usual) -> bool:
     """True where rows whose prompts came from the prefix cache are further off than the others, by and large."""
-    cached, fresh = table.mean_sq_S[table.cached_S], table.mean_sq_S[~table.cached_S]
-    if min(len(cached), len(fresh)) < MIN_CACHED:
-        return False
-    middle, usual = float(np.median(cached)), float(np.median(fresh))
-    return middle > max(CACHED_TIMES**2 * usual, FAR_NATS**2)
+    cached, fresh = ([usual.times(row) for row in sample if row.cached == kind] for kind in (True, False))
+    cached, fresh = ([times for times in of if not math.isnan(times)] for of in (cached, fresh))
+    return min(len(cached), len(fresh)) >= MIN_CACHED and median(cached) > CACHED_TIMES * median(fresh)
 
 
 def _groups(table: RowTable, far_S: Bool) -> float:

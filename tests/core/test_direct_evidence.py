@@ -266,11 +266,13 @@ def test_prompts_that_were_off_from_the_start_are_named(job):
     assert still_open(job) == {"ENGINE/prompt_keyed"}
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5])
-def test_a_temperature_on_some_of_the_rows_is_a_transform(job, share):
+@pytest.mark.parametrize(("share", "clean"), [(0.25, 0), (0.5, 0), (0.25, 4)])
+def test_a_temperature_on_some_of_the_rows_is_a_transform_and_no_wrong_label(job, share, clean):
     def streams(step):
         cold = lambda x: log_softmax(x / 0.6)  # noqa: E731  two sides, one line each
         s = make_sampled(step, log_softmax, log_softmax, rows=64)
+        if step < clean:
+            return s
         other = make_sampled(step, cold, log_softmax, sampled_of=cold, rows=64, seed=1)
         which = s.rows(share)
         s.engine[which], s.old[which] = other.engine[which], other.old[which]
@@ -279,7 +281,7 @@ def test_a_temperature_on_some_of_the_rows_is_a_transform(job, share):
 
     play(job, 10, streams)
 
-    assert still_open(job) == {"TRANSFORM/temperature"}
+    assert kinds(job) == {"TRANSFORM/temperature"}
 
 
 def test_a_cut_distribution_on_one_replica_is_a_transform(job):

@@ -436,7 +436,7 @@ def test_an_engine_whose_logprobs_lie_on_a_coarse_grid_is_named():
 def test_a_difference_that_grows_along_the_response_is_named():
     def streams(step):
         s = make_streams(step, length=256, disc=0.03)
-        grown = np.linspace(0.01, 0.4, 256)
+        grown = np.linspace(0.01, 0.6, 256)
         s.engine = np.minimum(s.old - s.rng.normal(size=s.shape) * grown * -np.expm1(s.old), -1e-6)
         return s
 

@@ -103,7 +103,8 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     since = since if since >= 0 else now.step
     advice = ADVICE["STALE_ENGINE", kind]
     suspected = not view.stale_proven
-    return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=suspected, at_once=fresh or first)]
+    at_once = fresh or (first and values.num >= CATASTROPHE_TOKENS)
+    return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=suspected, at_once=at_once)]
 
 
 def stale_cache(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -225,7 +226,10 @@ def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     before, shown = seen[:-CHANGE_SHOWN], seen[-CHANGE_SHOWN:]
     if not before or shown[-1] is not history[-1] or not shown[0].engine_change >= CHANGE_RATIO:
         return []
-    usual, least = max(f.current.rms for f in before[-CHANGE_STEPS:]), min(f.current.rms for f in shown)
+    # as if all steps had today's tokens
+    times = {f.step: history[-1].floor_rms / f.floor_rms for f in seen}
+    usual = max(f.current.rms * times[f.step] for f in before[-CHANGE_STEPS:])
+    least = min(f.current.rms * times[f.step] for f in shown)
     wanted = CHANGE_RATIO if len(before) >= CHANGE_KNOWN else CHANGE_EARLY
     if least < CHANGE_NATS or least**2 < wanted * usual**2:
         return []
@@ -250,7 +254,9 @@ def trainer_noise(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """Current rows move away from the floor slowly, and have stayed above it for three windows of steps."""
     now = history[-1]
-    seen = [engine_values(f).rms for f in history if engine_values(f).num >= MIN_TOKENS]
+    # of steps whose tokens are surer, numerics are smaller: as if all steps had today's
+    known = [(engine_values(f), now.floor_rms / f.floor_rms) for f in history]
+    seen = [values.rms * times for values, times in known if values.num >= MIN_TOKENS]
     if len(seen) < DRIFT_WINDOWS * DRIFT_STEPS or view.stale_proven or view.resync_pending or view.stale_untested:
         return []
     last = seen[-DRIFT_WINDOWS * DRIFT_STEPS :]
