@@ -29,6 +29,7 @@ from dlc_sentinel.core.rules.base import (
     tail_alone,
 )
 from dlc_sentinel.core.rules.data import DATA_SHARE
+from dlc_sentinel.core.rules.label import NEAR_SHARE
 from dlc_sentinel.records import Json
 
 CHANGE_RATIO, CHANGE_NATS = 2.0, 5e-3
@@ -189,7 +190,7 @@ def _part(now: StepFacts, view: View) -> str:
         "replica": bool(p.replica),
         "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
         "long_rows": p.long_from > 0,
-        "some_requests": p.cached_alone or (view.rows_off_from_start and p.fitting_rows >= DATA_SHARE),
+        "some_requests": p.cached_alone or (view.rows_off_from_start and p.near_rows >= NEAR_SHARE),
         "tail": _has_tail(now),
     }
     return next((kind for kind, seen in shown.items() if seen), "")
