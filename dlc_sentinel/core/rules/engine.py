@@ -182,7 +182,7 @@ def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
 
 
 def _part(now: StepFacts, view: View) -> str:
-    """Kind of a fault that a part of the rows or tokens shows, however small it is in the whole step; "" = none."""
+    """Kind of a fault that rows or tokens show, however small in the whole step or lifted its floor is; "" = none."""
     p = now.profile
     if on_old_cache(now):
         return ""
@@ -191,6 +191,7 @@ def _part(now: StepFacts, view: View) -> str:
         "prompt_keyed": KEYED[0] <= p.keyed_groups <= KEYED[1],
         "long_rows": p.long_from > 0,
         "some_requests": p.cached_alone or (view.rows_off_from_start and p.near_rows >= NEAR_SHARE),
+        "level": view.rows_off_from_start,
         "tail": _has_tail(now),
     }
     return next((kind for kind, seen in shown.items() if seen), "")
@@ -213,7 +214,7 @@ def _kind(history: Sequence[StepFacts], part: str) -> str:
         "low_probability": at_floor(old) and p.likely_rms <= STILL * old.profile.likely_rms,
         "tail": at_floor(old) and tail_alone(history),
     }
-    if part and (part != "tail" or at_floor(history[-1])):
+    if part and (part not in ("tail", "level") or at_floor(history[-1])):
         return part
     return next((kind for kind, seen in shown.items() if seen), "level")
 
