@@ -58,7 +58,7 @@ def serving(folder: Path, log: Path) -> Iterator[tuple[Server, Stream]]:
         subprocess.run([str(ENGINE_PYTHON), "-c", make, str(folder)], cwd=HERE, check=True, env=os.environ | ENGINE_ENV)
     command = [
         str(ENGINE_PYTHON.with_name("vllm")), "serve", str(folder), "--port", str(port), "--host", "127.0.0.1",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "64",
+        "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "64",
         "--api-server-count", "2", "--distributed-executor-backend", "uni", "--no-enable-prefix-caching",
         "--served-model-name", "tiny",
     ]  # fmt: skip
