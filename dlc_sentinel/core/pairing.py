@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlc_sentinel.core.probe import UNSURE_NATS, WholeRow
-from dlc_sentinel.maths.cells import LOGP_EDGES
+from dlc_sentinel.maths.cells import LOGP_EDGES, logp_bin
 from dlc_sentinel.maths.chance import SURE_NATS, chance_below_nats, chance_nats
-from dlc_sentinel.records import F64
+from dlc_sentinel.records import F64, Bool
 
 RowClass: TypeAlias = Literal["fitting", "shifted", "broken", "unpaired", "unknown"]
 MAX_OFFSET = 8
@@ -59,7 +59,7 @@ class Usual:
 
     def times(self, row: WholeRow) -> float:
         """rms of the row's unsure tokens over what is usual of their like; nan where they are too few to say."""
-        unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
+        unsure_T = _unsure(row)
         if unsure_T.sum() < ENOUGH_UNSURE:
             return math.nan
         usual_T = self.sigma_B[_bins(row)][unsure_T]
@@ -67,7 +67,7 @@ class Usual:
 
     def is_off_throughout(self, row: WholeRow) -> bool:
         """True where more of the unsure tokens are off than in one healthy row of 10,000."""
-        unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
+        unsure_T = _unsure(row)
         num = int(unsure_T.sum())
         off = np.abs(row.x_T) > OFF_SIGMAS * self.sigma_B[_bins(row)]
         share = float(off[unsure_T].mean()) if num else 0.0
@@ -113,13 +113,19 @@ def classify(row: WholeRow, usual: Usual) -> Found:
 
 def unsure_median(row: WholeRow) -> float:
     """Median |x| of the tokens that one side is not sure of, nats; 0 without any."""
-    unsure_T = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
+    unsure_T = _unsure(row)
     return float(np.median(np.abs(row.x_T[unsure_T]))) if unsure_T.any() else 0.0
+
+
+def _unsure(row: WholeRow) -> Bool:
+    """True for the tokens that one side is not sure of."""
+    unsure_T: Bool = np.minimum(row.engine_T, row.trainer_T) < UNSURE_NATS
+    return unsure_T
 
 
 def _bins(row: WholeRow) -> NDArray[np.intp]:
     """Bin of each token by the likelier side, so that a wrong value stands out."""
-    return np.searchsorted(LOGP_EDGES, np.maximum(row.engine_T, row.trainer_T), side="right")
+    return logp_bin(np.maximum(row.engine_T, row.trainer_T))
 
 
 def _best_offset(engine_T: F64, trainer_T: F64) -> tuple[int, float]:

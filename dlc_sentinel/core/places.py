@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlc_sentinel.core.probe import SAMPLE_TOKENS, WholeRow
-from dlc_sentinel.core.shape import PLACEHOLDER_NATS, STRAY_NATS
-from dlc_sentinel.maths.cells import LOGP_EDGES
+from dlc_sentinel.core.probe import SAMPLE_TOKENS, UNSURE_NATS, WholeRow
+from dlc_sentinel.core.shape import STRAY_NATS
+from dlc_sentinel.maths.cells import LOGP_EDGES, logp_bin
 from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import F64, I64, Bool, Json
 
@@ -21,7 +21,8 @@ FAR_TOKEN_SCALES, FAR_TOKEN_FLOORS, FAR_TOKEN_NATS = 8.0, 3.0, 0.05
 """A token is far where |x| is beyond all three; a scale is the median |x| of tokens about as likely."""
 MIN_BIN_TOKENS = 20
 MAX_SCALE = 6.0
-UNSURE_NATS = -0.05
+PLACEHOLDER_NATS = -1.0
+"""A logprob of exactly 0 in one stream, where the other is below this, was put there by hand: no transform makes it."""
 WILD_NATS = 20.0
 MODULI = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MIN_PLACED = 3
@@ -114,7 +115,7 @@ def _far(x_N: F64, engine_N: F64, trainer_N: F64, num_sampled: int, floor_rms: f
     What is usual, the first `num_sampled` tokens say: a random sample.
     """
     logp_N, size_N = np.maximum(engine_N, trainer_N), np.abs(x_N)
-    bin_N = np.searchsorted(LOGP_EDGES, logp_N, side="right")
+    bin_N = logp_bin(logp_N)
     size_M, bin_M, unsure_M = size_N[:num_sampled], bin_N[:num_sampled], logp_N[:num_sampled] < UNSURE_NATS
     usual = float(np.median(size_M[unsure_M])) if unsure_M.any() else 0.0
     scale_B = np.full(len(LOGP_EDGES) + 1, usual)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlc_sentinel.maths.cells import LOGP_EDGES
+from dlc_sentinel.maths.cells import logp_bin
 from dlc_sentinel.records import F64, I64, Bool
 
 NAN = math.nan
@@ -21,8 +21,6 @@ MIN_TOKENS = 64
 UNSURE_NATS = -0.02
 RARE_NATS = -12.0
 CLIP = 50.0
-PLACEHOLDER_NATS = -1.0
-"""A logprob of exactly 0 in one stream, where the other is below this, was put there by hand: no transform makes it."""
 STRAY_TIMES, STRAY_NATS = 8.0, 1.0
 """A token is damaged by something else where x is off from that of tokens about as likely by so many times what these
 are, and by more than a cut moves it: that by as much as it leaves out, hardly ever 63 %."""
@@ -96,7 +94,7 @@ def function_of_logp(engine_N: F64, trainer_N: F64, row_N: I64) -> FunctionOfLog
 def _damaged(engine_N: F64, trainer_N: F64, row_N: I64) -> Bool:
     """True where x is far from that of tokens as likely on the likelier side, and in rows that have many of those."""
     x_N = trainer_N - engine_N
-    bin_N = np.searchsorted(LOGP_EDGES, np.maximum(engine_N, trainer_N), side="right")
+    bin_N = logp_bin(np.maximum(engine_N, trainer_N))
     stray_N = np.zeros(len(x_N), np.bool_)
     for index in np.unique(bin_N):
         of_bin = bin_N == index

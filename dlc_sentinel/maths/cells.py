@@ -24,6 +24,7 @@ __all__ = [
     "by_logp",
     "cell_index",
     "drifted",
+    "logp_bin",
     "moment_ratio",
     "row_positions",
     "second_moments",
@@ -72,6 +73,11 @@ def binned(place_N: Places, weight_N: F64 | None, size: int) -> F64:
 def row_positions(offsets_S1: I64) -> I64:
     """Place of each packed token in its row, [N], from 0."""
     return np.arange(offsets_S1[-1], dtype=np.int64) - np.repeat(offsets_S1[:-1], np.diff(offsets_S1))
+
+
+def logp_bin(logp_N: F32 | F64) -> Places:
+    """Bin of each logprob by LOGP_EDGES, [N], 0..NUM_LOGP-1."""
+    return np.searchsorted(LOGP_EDGES, logp_N, side="right")
 
 
 def cell_index(engine_N: F32 | F64, position_N: I64) -> Places:
