@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import fields
 from http import HTTPStatus
+from http.client import HTTPException, InvalidURL
 from typing import cast, get_args
 
 from dlc_sentinel.errors import RecordError
@@ -79,8 +80,11 @@ def fetch(url: str, *, timeout_s: float = 5.0, history: int = 512) -> Snapshot:
         raise OSError(f"{plain(url)}: answered {error.code} {plain(error.reason)}; is it {METRICS_PORT}?") from error
     except urllib.error.URLError as error:
         raise OSError(f"{plain(url)}: {plain(error.reason)}; is `dlc-sentinel serve` running there?") from error
-    except ValueError as error:
+    except (ValueError, InvalidURL) as error:
         raise OSError(f"{plain(url)}: not a usable address ({plain(error)})") from error
+    except HTTPException as error:
+        what = plain(f"{type(error).__name__}: {error}", 120)
+        raise OSError(f"{plain(url)}: no whole HTTP answer ({what}); is it {METRICS_PORT}?") from error
     if len(body) > MAX_BYTES:
         raise RecordError(f"snapshot: more than {MAX_BYTES} bytes from {plain(url)}")
     return decode(body)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from factories_http import says
 from factories_snapshots import make_command, make_event, make_finding, make_run, make_snapshot, make_step
 from factories_story import make_strip
 
@@ -85,12 +86,27 @@ def test_an_unknown_event_level_is_refused():
         decode(text)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:1", "http://127.0.0.1:1/", "http://[::bad", "http://\x1b[31m"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:1", "http://127.0.0.1:1/", "http://[::bad", "http://\x1b[31m", "http://h:x"]
+)
 def test_a_sentinel_that_cannot_be_reached_is_an_os_error_without_escapes(url):
     with pytest.raises(OSError, match=r"running|usable|refused") as caught:
         fetch(url, timeout_s=2.0)
 
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x05\x00\x00 not HTTP\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+        b"HTTP/1.1 200 " + b"x" * 70_000,
+    ],
+)
+def test_a_server_that_does_not_speak_http_to_the_end_is_an_os_error_that_names_the_port_that_is_wanted(answer):
+    with says(answer) as url, pytest.raises(OSError, match=r"metrics port \(9877 unless set"):
+        fetch(url, timeout_s=10.0)
 
 
 def test_a_page_in_place_of_a_snapshot_names_the_port_that_is_wanted():

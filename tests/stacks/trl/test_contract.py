@@ -10,6 +10,7 @@ import warnings
 import pytest
 from dlc_sentinel.integrations import trl_async, trl_grpo
 from dlc_sentinel.integrations.trl_wraps import Quiet, Wraps, misfit
+from factories_http import says
 
 from dlc_sentinel.records import Command
 
@@ -148,3 +149,25 @@ def test_numbers_that_nobody_wants_any_more_end_their_thread():
     own.join(30)
 
     assert not own.is_alive() and numbers.values() == {}
+
+
+def test_the_numbers_go_on_where_another_program_has_the_metrics_port_and_say_it_once(monkeypatch, caplog):
+    from dlc_sentinel.integrations import job_numbers
+
+    tried = threading.Semaphore(0)
+    fetch = job_numbers.snapshot_json.fetch
+    monkeypatch.setattr(job_numbers.snapshot_json, "fetch", lambda *a, **k: (tried.release(), fetch(*a, **k))[1])
+    before = set(threading.enumerate())
+    with says(b"\x05\x00\x00 not HTTP\r\n") as url:
+        numbers = job_numbers.Numbers("r", url)
+        (own,) = [t for t in set(threading.enumerate()) - before if t.name == "dlc-sentinel-numbers"]
+        for step in range(3):
+            numbers.refresh(step)
+            assert tried.acquire(timeout=30)
+
+    numbers.close()
+    own.join(30)
+
+    assert numbers.values() == {}
+    (said,) = [record.message for record in caplog.records]
+    assert "no whole HTTP answer (BadStatusLine" in said and "set DLC_SENTINEL_METRICS=http://host:port" in said
