@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dlc_sentinel.core.probe import UNSURE_NATS, WholeRow
 from dlc_sentinel.maths.cells import LOGP_EDGES, logp_bin
-from dlc_sentinel.maths.chance import SURE_NATS, chance_below_nats, chance_nats
+from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import F64, Bool
 
 RowClass: TypeAlias = Literal["fitting", "shifted", "broken", "unpaired", "unknown"]
@@ -148,21 +148,17 @@ def _correlation(engine_T: F64, trainer_T: F64, offset: int) -> float:
 def _break(x_T: F64, usual: Usual) -> int | None:
     """The token from which on the row is off, where it is fine before; None where there is no such token.
 
-    Against the noise of the other rows; where all are damaged, against the floor, if the start is fine beyond chance.
+    Against the noise of the other rows, and where all are damaged, against the floor.
     """
-    at, _ = _best_break(x_T, usual.noise)
-    if at is None and usual.noise > usual.floor_rms:
-        at, sure = _best_break(x_T, usual.floor_rms)
-        return at if sure >= SURE_NATS + math.log(len(x_T)) else None
-    return at
+    at = _best_break(x_T, usual.noise)
+    return _best_break(x_T, usual.floor_rms) if at is None else at
 
 
-def _best_break(x_T: F64, noise: float) -> tuple[int | None, float]:
-    """(place, nats by which it is beyond chance that the tokens before it are as fine as they are)."""
+def _best_break(x_T: F64, noise: float) -> int | None:
     off_T = np.abs(x_T) > max(OFF_FLOORS * noise, OFF_NATS)
     num = len(off_T)
     if num < 2 * MIN_SIDE or not off_T.any():
-        return None, 0.0
+        return None
     before_T = np.concatenate([[0], np.cumsum(off_T)[:-1]])
     size_T = np.arange(num)
     after_T = off_T.sum() - before_T
@@ -170,6 +166,5 @@ def _best_break(x_T: F64, noise: float) -> tuple[int | None, float]:
     inner = slice(MIN_SIDE, num - MIN_SIDE + 1)
     gain_T = after_T[inner] / (num - size_T[inner]) - before_T[inner] / size_T[inner]
     at = int(np.argmax(gain_T)) + MIN_SIDE
-    fine, bad = before_T[at] / at, after_T[at] / (num - at)
-    sure = float(chance_below_nats(fine, bad, at))
-    return (at, sure) if fine <= FINE_SHARE and bad >= BAD_SHARE else (None, 0.0)
+    found = before_T[at] <= FINE_SHARE * at and after_T[at] >= BAD_SHARE * (num - at)
+    return at if found else None

@@ -140,9 +140,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
     classes = _classes(worst, sample, far_share, floor, usual)
     # of a noisy engine's rows only some are far although all are shifted
     shifted = near_share < 0.5 and classes.get("shifted_rows", 0.0) > 0.5 * far_share
-    offsets = {0, int(classes["offset"])} if shifted else {0}
-    functions = [_function(sample, classes, usual, offset) for offset in sorted(offsets)]
-    function = max(functions, key=lambda f: -math.inf if math.isnan(f.correlation) else f.correlation)
+    function = _function(sample, classes, usual, int(classes["offset"]) if shifted else 0)
     if far_S.any() and not function.is_transform:
         # some requests were sampled otherwise, or one replica samples so
         of_far = _function([row for row in sample if floor.is_far(row)], classes, usual, 0)

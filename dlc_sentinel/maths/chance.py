@@ -1,6 +1,6 @@
 """How unlikely a share is by chance: Chernoff's bound for a binomial count.
 
-    P(share or more of num | rate) <= exp(-num KL(share || rate)),   KL of two coins, nats; and so for share or fewer
+    P(share or more of num | rate) <= exp(-num KL(share || rate)),   KL of two coins, nats
 
 Source: H. Chernoff, A measure of asymptotic efficiency for tests of a hypothesis, 1952.
 """
@@ -26,14 +26,6 @@ def chance_nats(share: ArrayLike, rate: ArrayLike, num: ArrayLike) -> F64:
     s, n = np.asarray(share, np.float64), np.asarray(num, np.float64)
     r = np.clip(np.asarray(rate, np.float64), MIN_RATE, MAX_RATE)
     found: F64 = np.where(s <= r, 0.0, n * _coins(s, r))
-    return found
-
-
-def chance_below_nats(share: ArrayLike, rate: ArrayLike, num: ArrayLike) -> F64:
-    """The same of so few: 0 where the share is not below the rate, which is kept within 1e-4 .. 1 - 1e-4."""
-    s, n = np.asarray(share, np.float64), np.asarray(num, np.float64)
-    r = np.clip(np.asarray(rate, np.float64), MIN_RATE, 1.0 - MIN_RATE)
-    found: F64 = np.where(s >= r, 0.0, n * _coins(s, r))
     return found
 
 

@@ -321,6 +321,20 @@ def test_a_cut_distribution_on_one_replica_is_a_transform(job):
     assert "TRANSFORM/kept_mass" in still_open(job) and "LABEL/some_rows" not in kinds(job)
 
 
+@pytest.mark.parametrize("share", [0.6, 1.0])
+@pytest.mark.parametrize("offset", [-2, 1])
+def test_a_sampling_transform_is_found_beside_rows_that_are_shifted(job, share, offset):
+    def streams(step):
+        s = make_sampled(step, lambda x: log_softmax(x / 0.8), log_softmax, rows=48)
+        shifted = slice(round(share * 48))
+        s.engine[shifted] = np.roll(s.engine[shifted], offset, axis=1)
+        return s
+
+    play(job, 12, streams)
+
+    assert still_open(job) == {"DATA/offset", "TRANSFORM/temperature"}
+
+
 @pytest.mark.parametrize("first", [0, 5])
 def test_prefixes_that_are_broken_in_all_rows_stay_found(job, first):
     def streams(step):
