@@ -382,6 +382,18 @@ def test_numerics_that_grow_while_the_policy_is_as_sure_as_before_are_a_fault(jo
     assert any(name.startswith("ENGINE") for name in still_open(job))
 
 
+def test_numerics_that_shrink_because_the_policy_is_surer_again_are_no_fault(job):
+    play(job, 48, lambda step: of_entropy(step, 0.2 if 8 <= step <= 40 else 0.9))
+
+    assert kinds(job) == set()
+
+
+def test_a_change_of_the_engine_is_found_between_steps_of_sure_and_of_open_ended_data(job):
+    play(job, 36, lambda step: of_entropy(step, 0.85 if step % 2 else 0.3, 0.03 if step < 12 else 0.07))
+
+    assert kinds(job) == {"ENGINE/changed", "ENGINE/level"} and still_open(job) == {"ENGINE/level"}
+
+
 def test_a_step_in_fifteen_that_is_three_times_as_far_off_is_no_change_of_the_engine(job):
     play(job, 60, lambda step: make_streams(step, disc=0.09 if step % 15 == 14 else 0.03))
 
