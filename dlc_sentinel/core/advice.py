@@ -222,6 +222,10 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "The trainer disagrees with itself at equal weights: other micro-batches, other kernels. Use the same "
         "batch layout for old and current logprobs."
     ),
+    ("STALE_ENGINE", "some_syncs"): (
+        "The engine falls behind and catches up again under labels that move each step: some syncs do not reach it. "
+        "Let every label name the version that was loaded, and sync at every step that a label claims."
+    ),
     ("STALE_ENGINE", "one_replica"): (
         "One replica's rows are far from the trainer: did the last sync reach it? One RESYNC with a cache "
         "reset tells; else compare a parameter's checksum on that replica."

@@ -349,6 +349,31 @@ def test_prefixes_that_are_broken_in_all_rows_stay_found(job, first):
     assert still_open(job) == {"DATA/broken_prefix"}
 
 
+@pytest.mark.parametrize(("every", "rms"), [(3, 0.06), (5, 0.03), (10, 0.06)])
+def test_an_engine_that_gets_only_some_of_the_syncs_its_labels_name_is_stale_and_no_broken_engine(job, every, rms):
+    last, now = [0], [0]
+
+    def streams(step):
+        now[0] = step
+        if step < 8 or step - last[0] >= every:
+            last[0] = step
+        s = make_streams(step, rows=48, length=200, lag=rms * (step - last[0]))
+        s.old = s.cur.copy()
+        return s
+
+    play(job, 48, streams, heal=lambda: last.__setitem__(0, now[0] + 1))
+
+    assert still_open(job) == {"STALE_ENGINE/some_syncs"}
+    assert sent(job) == ["RESYNC"] * 3
+
+
+@pytest.mark.parametrize(("off_steps", "of"), [(2, 4), (3, 5), (3, 4)])
+def test_numerics_that_come_and_go_and_do_not_grow_are_no_missed_syncs(job, off_steps, of):
+    play(job, 48, lambda step: make_streams(step, disc=0.12 if step >= 8 and step % of < off_steps else 0.02))
+
+    assert still_open(job) == {"ENGINE/level"} and sent(job) == []
+
+
 # -- what only looks like it ------------------------------------------------------------------------------------------
 
 

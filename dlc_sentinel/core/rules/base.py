@@ -31,6 +31,7 @@ RISING_STEPS = 5
 RISING_PAIRS = 0.8
 RISING_RATIO = 1.1
 JUMP_SHARE = 0.6
+BACK_FLOORS, TIMES_BACK, SKIPPING_PAIRS = 1.5, 2, 4
 RISE_BEGUN = 1.5
 LEFT_RATIO, LEFT_TIMES = 2.0, 3.0
 WINDOWS, WINDOW_STEPS, WINDOWS_RATIO = 4, 5, 1.4
@@ -186,6 +187,21 @@ def _rises(values: Sequence[float], in_order: float, ratio: float) -> bool:
     pairs = list(combinations(values, 2))
     ordered = sum(b > a for a, b in pairs) >= in_order * len(pairs)
     return ordered and values[-1] >= ratio * max(values[0], 1e-12) and not is_jump(values)
+
+
+def skipping(history: Sequence[StepFacts]) -> int:
+    """Step since which the engine leaves its floor, gets worse, and is back at once, again and again; -1 = it does not.
+
+    So do weights of which some syncs are missed, whatever the labels say: numerics that come and go do not grow.
+    """
+    seen = [(f.step, engine_values(f).rms, not at_floor(f)) for f in history if engine_values(f).num >= MIN_TOKENS]
+    back = [i for i in range(1, len(seen)) if seen[i - 1][2] and seen[i][1] <= BACK_FLOORS * history[-1].floor_rms]
+    if len(back) < TIMES_BACK:
+        return -1
+    grows = [b > RISING_RATIO * a for (_, a, was_off), (_, b, is_off) in pairwise(seen) if was_off and is_off]
+    if len(grows) < SKIPPING_PAIRS or sum(grows) < RISING_PAIRS * len(grows):
+        return -1
+    return next(step for step, _, is_off in seen if is_off)
 
 
 def _since(seen: Sequence[StepFacts], first: float) -> int:

@@ -26,6 +26,7 @@ from dlc_sentinel.core.rules.base import (
     on_old_cache,
     resumed,
     rising,
+    skipping,
     tail_alone,
 )
 from dlc_sentinel.core.rules.data import DATA_SHARE
@@ -80,6 +81,8 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     if elevated and since >= 0 and has_moved:
         reasons["rising_since_step"] = since
         reasons["rise_ratio"] = ratio
+    if elevated and skipping(history) >= 0 and has_moved:
+        reasons["comes_and_goes_since_step"] = since = skipping(history)
     if now.repeated_checksum and values.rms > 1.5 * now.floor_rms and has_moved:
         reasons["repeated_checksum"] = True
     if view.resync_without_effect and elevated:
@@ -97,6 +100,7 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         "after_resume": fresh,
         "one_replica": replica,
         "cached_prefix": now.profile.cached_alone,
+        "some_syncs": "comes_and_goes_since_step" in reasons,
     }
     kind = next((kind for kind, shown in kinds.items() if shown), "stale_or_drift")
     reasons |= {"current_rms_nats": values.rms, "floor_rms_nats": now.floor_rms, "tokens": values.num}
@@ -172,7 +176,8 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 def _stale_engine_has_it(history: Sequence[StepFacts], view: View) -> bool:
     """True until that rule's one RESYNC is judged."""
     tried = view.resync_without_effect or view.resync_pending or view.stale_untested
-    return tried or history[-1].repeated_checksum or rising(history)[0] >= 0
+    comes = rising(history)[0] >= 0 or skipping(history) >= 0
+    return tried or history[-1].repeated_checksum or comes
 
 
 def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
@@ -259,7 +264,8 @@ def drift(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     # of steps whose tokens are surer, numerics are smaller: as if all steps had today's
     known = [(engine_values(f), now.floor_rms / f.floor_rms) for f in history]
     seen = [values.rms * times for values, times in known if values.num >= MIN_TOKENS]
-    if len(seen) < DRIFT_WINDOWS * DRIFT_STEPS or view.stale_proven or view.resync_pending or view.stale_untested:
+    judged_elsewhere = view.stale_proven or view.resync_pending or view.stale_untested or skipping(history) >= 0
+    if len(seen) < DRIFT_WINDOWS * DRIFT_STEPS or judged_elsewhere:
         return []
     last = seen[-DRIFT_WINDOWS * DRIFT_STEPS :]
     levels = [
