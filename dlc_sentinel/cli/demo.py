@@ -105,6 +105,9 @@ def demo(
             if shows:
                 live.watch(latest, screen.console(), stop=job.stop)
             job.over.wait()
+    if sentinel.error is not None:
+        screen.say(f"the sentinel broke: {type(sentinel.error).__name__}: {sentinel.error}")
+        raise typer.Exit(codes.INTERNAL)
     _conclude(job, witness, out, as_json)
 
 

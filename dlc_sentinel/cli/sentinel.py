@@ -15,7 +15,7 @@ from types import FrameType
 from dlc_sentinel.cli import reset_token, screen
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.monitor import Monitor
-from dlc_sentinel.errors import AddressError, AddressInUse, TapeError
+from dlc_sentinel.errors import AddressError, AddressInUse, RecordError, TapeError
 from dlc_sentinel.evidence import Evidence
 from dlc_sentinel.records import Event, Json, Snapshot
 from dlc_sentinel.runtime import LiveSource, Runtime
@@ -235,11 +235,8 @@ def _states(config: Config) -> dict[str, Json]:
     for run, state in states.items():
         try:
             trial.load_state(run, state)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TapeError(
-                f"{config.tape.dir}: the state of run {run!r} is of another version ({type(error).__name__}: {error}); "
-                "choose another --tape folder"
-            ) from error
+        except RecordError as error:
+            raise TapeError(f"{config.tape.dir}: {error}; choose another --tape folder") from error
     return states
 
 

@@ -33,7 +33,7 @@ from dlc_sentinel.core.rules.base import (
 )
 from dlc_sentinel.core.rules.engine import STALE_KV
 from dlc_sentinel.core.rules.label import ROW_SHARE
-from dlc_sentinel.core.strides import last_number, num_since
+from dlc_sentinel.core.strides import STRIDE_STEPS, last_number, num_since, stride
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2
@@ -68,6 +68,8 @@ class State:
     steps_with_data: int = 0
     data_steps: list[int] = field(default_factory=list)
     """Their numbers, the newest ones: as many as anything here looks back."""
+    versions: list[int] = field(default_factory=list)
+    """Of the trainer at the newest of them, where known."""
     flags: list[tuple[int, int]] = field(default_factory=list)
     """(step, lag level) of the last steps that count."""
     pending: Pending | None = None
@@ -95,7 +97,7 @@ class State:
     """First step of the newest process that went on where another one had stopped."""
     queue_rounds: int = 0
     last_drop: tuple[int, int] = (-1, 0)
-    """(step at which a drop_stale took effect, age of the oldest rows before it)."""
+    """(step at which a drop_stale took effect, steps that the queue was deep before it)."""
     fails_in_row: int = 0
     breaker_open: bool = False
     abort_issued: bool = False
@@ -158,6 +160,8 @@ class Decider:
         s.steps_with_data += 1
         num_kept = 1 + max(CHATTY_STEPS, act.ttl_steps, act.pending_steps, act.min_interval_steps)
         s.data_steps = [*s.data_steps, facts.step][-num_kept:]
+        if facts.version != UNKNOWN_VERSION:
+            s.versions = [*s.versions, facts.version][-STRIDE_STEPS - 1 :]
         self._remember(facts)
         if s.pending is None:
             return []
@@ -188,6 +192,8 @@ class Decider:
         suspected_now = stale is not None and stale.state == "suspected" and stale.last_step == facts.step
         if stale is not None and suspected_now and not self._was_tried(stale):
             s.stale_tried = True
+            if stale.kind == STALE_KV:
+                s.stale_kv_since = stale.since_step
             gone = self._effect_gone(facts)
             if gone is not None:
                 done.append(gone)
@@ -203,8 +209,7 @@ class Decider:
         s = self.state
         if stale.kind != STALE_KV:
             return s.stale_tried
-        tried, s.stale_kv_since = s.stale_kv_since == stale.since_step, stale.since_step
-        return tried
+        return s.stale_kv_since == stale.since_step
 
     def _effect_gone(self, facts: StepFacts) -> Decision | None:
         """The engine is off again so soon that its last RESYNC counts as one without effect."""
@@ -268,10 +273,15 @@ class Decider:
         if self._sends:
             asked = engine_values(facts).rms if rule == "b" else math.nan
             s.pending = Pending(command.id, rule, action, facts.step, command.expires_step, facts.version, asked)
-            s.last_drop = (s.last_drop[0], int(facts.age_max) if facts.age_max >= 0 else 0)
+            s.last_drop = (s.last_drop[0], self._queue_steps(facts))
         else:
             s.blocked = True
         return Decision("command", f"RESYNC {action}: {reason}", command, sent=self._sends)
+
+    def _queue_steps(self, facts: StepFacts) -> int:
+        """Steps since the trainer had the weights of the oldest rows, 0 where their age is unknown."""
+        per_step = max(stride(self.state.versions), 1)
+        return math.ceil(facts.age_max / per_step) if facts.age_max >= 0 else 0
 
     @property
     def _sends(self) -> bool:
@@ -345,9 +355,10 @@ class Decider:
         moved = facts.scalars.get("displacement_nats", math.nan)
         starts = s.steps_with_data == 1 and facts.step <= FIRST_STEP
         s.rows_off_from_start = (starts or s.rows_off_from_start) and facts.profile.fitting_rows >= ROW_SHARE
-        if at_floor(facts):
+        values = engine_values(facts)
+        if values.num and at_floor(facts):
             s.displacement_nats = 0.0
-        if not engine_values(facts).rms > QUIET_FLOORS * facts.floor_rms:
+        if values.rms <= QUIET_FLOORS * facts.floor_rms:
             s.displacement_quiet_nats = 0.0
         if s.missing_version != UNKNOWN_VERSION and facts.tokens_since(s.missing_version)[0]:
             s.missing_version = UNKNOWN_VERSION
@@ -364,7 +375,6 @@ class Decider:
             if age in s.calm_total or len(s.calm_total) < MAX_CALM_AGES:
                 s.calm_total[age] = [*s.calm_total.get(age, []), rms][-HISTORY:]
         # What a RESYNC showed holds for a level that hovers about the line, too.
-        values = engine_values(facts)
         back = self._since(s.off_step) > LASTING_STEPS or values.rms <= QUIET_FLOORS * facts.floor_rms
         if values.num and back and self._since(s.count_after) > FLAG_STEPS:
             s.stale_tried = s.resync_without_effect = s.stale_refuted = s.stale_proven = False

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.run import RunMonitor, Tap
+from dlc_sentinel.errors import RecordError
+from dlc_sentinel.plaintext import plain
 from dlc_sentinel.records import Command, Event, Json, Record, Snapshot
 from dlc_sentinel.version import __version__
 
@@ -78,7 +80,12 @@ class Monitor:
         return self._runs[run].to_json()
 
     def load_state(self, run: str, state: Mapping[str, Json]) -> None:
-        self._run(run).load(state)
+        """Goes on from what `dump_state` gave. Raises: RecordError for a state of another version."""
+        try:
+            self._run(run).load(state)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            cause = f"{type(error).__name__}: {plain(error)}"
+            raise RecordError(f"the state of run {plain(run, 60)!r} is of another version ({cause})") from error
 
     def _run(self, name: str) -> RunMonitor:
         if name not in self._runs:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlc_sentinel.core.probe import UNSURE_NATS, WholeRow
+from dlc_sentinel.core.rowfloor import ENOUGH_UNSURE
 from dlc_sentinel.maths.cells import LOGP_EDGES, logp_bin
 from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import F64, Bool
@@ -30,7 +31,7 @@ QUIET_SHARE, QUIET_SIGMA = 0.3, 0.385
 """The quieter 30 % of tokens tell what is usual, so that damaged rows do not: of a normal law they are within 0.385."""
 OFF_SIGMAS, OFF_RATE = 1.35, 0.18
 """A token is off beyond so many sigmas of those about as likely; so many are in a healthy row."""
-MIN_BIN_TOKENS, ENOUGH_UNSURE = 20, 8
+MIN_BIN_TOKENS = 20
 FINE_SHARE, BAD_SHARE = 0.03, 0.3
 OFF_FLOORS, OFF_NATS = 6.0, 0.1
 

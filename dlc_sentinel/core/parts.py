@@ -20,12 +20,13 @@ Parts = Mapping[str, Mapping[str, float]]
 
 
 def discrepancy_by(probe: Probe) -> Parts:
-    """{"probability" | "position" | "replica": {bin: rms}} of the exact rows; bins with too few tokens are left out.
+    """{"probability" | "position" | "replica": {bin: rms}} of exact rows, {} of others.
 
-    Bins are named by their range, "0.9..0.99" or "32..127"; probability is the engine's.
+    Bins with too few tokens are left out; they are named by their range, "0.9..0.99" or "32..127". The probability is
+    the engine's.
     """
-    rows = [row for row in probe.sample() if row.is_exact]
-    if not rows:
+    rows = probe.sample()
+    if not rows or not probe.exact:
         return {}
     x_N = np.concatenate([row.x_T for row in rows])
     probability_N = np.exp(np.concatenate([row.engine_T for row in rows]).astype(np.float64))
@@ -51,7 +52,7 @@ def _replicas(probe: Probe) -> dict[str, float]:
     named = {name: index for index, name in enumerate(table.replicas[:MAX_REPLICAS]) if name}
     out = {}
     for name, index in named.items():
-        at = (table.replica_S == index) & table.is_exact_S
+        at = table.replica_S == index
         if table.num_S[at].sum() >= MIN_TOKENS:
             out[name] = math.sqrt(float(np.average(table.mean_sq_S[at], weights=table.num_S[at])))
     return out

@@ -21,7 +21,7 @@ FAR_TOKEN_SCALES, FAR_TOKEN_FLOORS, FAR_TOKEN_NATS = 8.0, 3.0, 0.05
 """A token is far where |x| is beyond all three; a scale is the median |x| of tokens about as likely."""
 MIN_BIN_TOKENS = 20
 MAX_SCALE = 6.0
-PLACEHOLDER_NATS = -1.0
+FILL_IN_NATS = -1.0
 """A logprob of exactly 0 in one stream, where the other is below this, was put there by hand: no transform makes it."""
 WILD_NATS = 20.0
 MODULI = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -53,7 +53,7 @@ def places_of(
     if is_cut:
         far_N &= np.abs(x_N) > STRAY_NATS
     filled_N = (engine_N == 0.0) ^ (trainer_N == 0.0)
-    zero_N = filled_N & (np.minimum(engine_N, trainer_N) < PLACEHOLDER_NATS)
+    zero_N = filled_N & (np.minimum(engine_N, trainer_N) < FILL_IN_NATS)
     wild_N = np.abs(x_N) > WILD_NATS
     whole = float(weight_N.sum())
     rest_N = np.where(filled_N | wild_N | far_N, 0.0, weight_N)

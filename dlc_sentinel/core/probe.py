@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -37,12 +37,11 @@ class WholeRow:
 
     engine_T: F32
     trainer_T: F32
-    """At the generator's weights where `is_exact`, else now."""
+    """At the generator's weights where the probe is of exact rows, else now."""
     current_T: F32
     place_T: I64
-    is_exact: bool
     age: int
-    group: int
+    """Of its first span; UNKNOWN_AGE where no version was given."""
     replica: str
     cached: bool
     """Its prompt came from the engine's prefix cache."""
@@ -51,6 +50,11 @@ class WholeRow:
     def x_T(self) -> F64:
         """trainer - engine, nats."""
         return self.trainer_T.astype(np.float64) - self.engine_T
+
+    @property
+    def rms(self) -> float:
+        """Of trainer - engine, nats."""
+        return math.sqrt(float(np.mean(self.x_T**2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,6 @@ class RowTable:
     num_S: I64
     unsure_S: I64
     """Tokens of which the engine was not sure: numerics move hardly any other."""
-    is_exact_S: Bool
     group_S: I64
     replica_S: I64
     """Index into `replicas`."""
@@ -72,19 +75,15 @@ class RowTable:
     first_trainer_S: F32
     replicas: tuple[str, ...]
 
-    def chosen(self, which_S: Bool) -> RowTable:
-        """The numbers of some of the rows."""
-        columns = {name: getattr(self, name)[which_S] for name in COLUMNS}
-        return replace(self, **columns)
-
 
 COLUMNS = tuple(entry.name for entry in fields(RowTable) if entry.name != "replicas")
 
 
 class Probe:
-    """Collects rows of one step; `thin`: of the rows one in 2**thin is sampled."""
+    """Collects rows of one step, all exact or all not; `thin`: of the rows one in 2**thin is sampled."""
 
-    def __init__(self, thin: int) -> None:
+    def __init__(self, thin: int, *, exact: bool) -> None:
+        self.exact = exact
         self._thin = thin
         self._sample: list[tuple[int, WholeRow]] = []
         self._is_sorted = True
@@ -94,7 +93,7 @@ class Probe:
         self._num_sampled = 0
         self._serial = 0
 
-    def add(self, tokens: Tokens, x_N: F64, trainer_N: F32, which_S: Bool, *, exact: bool) -> None:
+    def add(self, tokens: Tokens, x_N: F64, trainer_N: F32, which_S: Bool) -> None:
         """Takes the chosen rows; x = trainer - engine, nats, of all tokens."""
         assert tokens.cur_N is not None
         offsets_S1 = tokens.offsets_S1
@@ -104,7 +103,7 @@ class Probe:
         ends = (tokens.engine_N[last_S], trainer_N[last_S], tokens.engine_N[first_S], trainer_N[first_S])
         unsure_S = np.add.reduceat(tokens.engine_N < UNSURE_NATS, first_S, dtype=np.int64)
         columns = (
-            mean_sq_S, np.diff(offsets_S1), unsure_S, np.full(len(which_S), exact), tokens.group_S,
+            mean_sq_S, np.diff(offsets_S1), unsure_S, tokens.group_S,
             np.full(len(which_S), replica), *ends,
         )  # fmt: skip
         self._pieces.append(tuple(column[which_S] for column in columns))
@@ -113,7 +112,7 @@ class Probe:
         least = self._worst[0][0] if len(self._worst) >= WORST_ROWS else -1.0
         age_S = _ages(tokens)
         for row in np.flatnonzero(which_S & (take_S | (mean_sq_S >= least))).tolist():
-            kept = _whole(tokens, trainer_N, row, exact, int(age_S[row]))
+            kept = _whole(tokens, trainer_N, row, int(age_S[row]))
             if take_S[row] and int(draw_S[row]) >> (64 - self._thin) == 0:
                 self._sample.append((int(draw_S[row]), kept))
                 self._is_sorted = False
@@ -132,6 +131,10 @@ class Probe:
             self._thin += 1
             self._sample = [entry for entry in self._sample if entry[0] >> (64 - self._thin) == 0]
             self._num_sampled = sum(len(row.engine_T) for _, row in self._sample)
+
+    def __bool__(self) -> bool:
+        """True once it has a row."""
+        return bool(self._pieces)
 
     @property
     def thin_next(self) -> int:
@@ -158,8 +161,8 @@ class Probe:
         columns: dict[str, Json] = {name: np.concatenate(of) for name, of in zip(COLUMNS, parts, strict=False)}
         self._pieces = [tuple(columns.values())] if columns else []
         if not columns:
-            none, zero, false = np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_)
-            return RowTable(np.zeros(0), zero, zero, false, zero, zero, none, none, none, none, ())
+            none, zero = np.zeros(0, np.float32), np.zeros(0, np.int64)
+            return RowTable(np.zeros(0), zero, zero, zero, zero, none, none, none, none, ())
         return RowTable(**columns, replicas=tuple(self._replicas))
 
 
@@ -188,10 +191,10 @@ def _ages(tokens: Tokens) -> I64:
     return tokens.span_age_K[first_S]
 
 
-def _whole(tokens: Tokens, trainer_N: F32, row: int, exact: bool, age: int) -> WholeRow:
+def _whole(tokens: Tokens, trainer_N: F32, row: int, age: int) -> WholeRow:
     assert tokens.cur_N is not None
     start, end = int(tokens.offsets_S1[row]), int(tokens.offsets_S1[row + 1])
     part = slice(start, min(end, start + MAX_ROW_TOKENS))
     place_T = tokens.places(row)[: part.stop - part.start]
     streams = (tokens.engine_N[part].copy(), trainer_N[part].copy(), tokens.cur_N[part].copy())
-    return WholeRow(*streams, place_T, exact, age, int(tokens.group_S[row]), tokens.replica, tokens.cached)
+    return WholeRow(*streams, place_T, age, tokens.replica, tokens.cached)

@@ -19,6 +19,7 @@ from dlc_sentinel.core.probe import UNSURE_NATS, Probe, RowTable, WholeRow
 from dlc_sentinel.core.rowfloor import FAR_NATS, RowFloor, row_floor
 from dlc_sentinel.core.rowkeys import keys_of
 from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
+from dlc_sentinel.maths.arrays import UNKNOWN_AGE
 from dlc_sentinel.records import F64, Json
 
 NAN = math.nan
@@ -28,7 +29,7 @@ MAX_CLASSIFIED = 48
 MIN_BIN_TOKENS = 20
 FEW_TOKENS = 1 << 14
 """What has no place in a row is measured on about so many."""
-RARE_NATS, LIKELY_NATS = -4.6, -1.0
+LIKELY_NATS = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,8 @@ class Profile:
     """Share of first tokens after a masked span that are far."""
     edge_of_far: float = NAN
     """Share of far tokens in runs that begin after a masked span."""
-    tail_ratio: float = NAN
-    """rms of tokens that are rare to the trainer over that of likely ones."""
     likely_rms: float = NAN
+    """rms of tokens that are likely to the trainer."""
     place_ratio: float = NAN
     """rms of the last quarter of places over that of the first, where it grows over all four."""
     distinct: float = NAN
@@ -115,19 +115,15 @@ class Profile:
     long_from: int = 0
     """Tokens from which on rows are far, and hardly any shorter one is; 0 = that is not so."""
     keyed_groups: float = 0.0
-    """Share of groups whose rows are all far, where the others' are not."""
+    """Share of groups, of two rows or more, whose rows are all far, where the others' are not."""
     function: FunctionOfLogp = field(default_factory=FunctionOfLogp)
 
 
 def profile_of(probe: Probe, floor_rms: float) -> Profile:
-    """The profile of a step's rows against the run's floor, nats; of the exact rows alone where there are any."""
-    table = probe.table()
-    exact = bool(table.is_exact_S.any())
-    table = table.chosen(table.is_exact_S == exact)
-    sample = [row for row in probe.sample() if row.is_exact == exact]
-    if not len(table.num_S) or not sample:
+    """The profile of a step's rows against the run's floor, nats."""
+    table, sample, worst = probe.table(), probe.sample(), probe.worst()
+    if not sample:
         return Profile()
-    worst = [row for row in probe.worst() if row.is_exact == exact]
     floor = row_floor(table, floor_rms)
     far_S = floor.far(table)
     x_N = np.concatenate([row.x_T for row in sample])
@@ -154,7 +150,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
         **classes,
         **_ends(table, x_N, floor_rms),
         **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms, function.is_cut),
-        mislabelled_rows=_mislabelled(sample),
+        mislabelled_rows=_mislabelled(sample) if probe.exact else 0.0,
         **_engine_shape(sample, x_N, engine_N, trainer_N),
         **keys_of(table, far_S, sample, usual),
         function=function,
@@ -200,8 +196,8 @@ def _classes(
 
 
 def _mislabelled(sample: Sequence[WholeRow]) -> float:
-    """Share of the exact rows of age > 0; a right label makes trainer now - engine the larger of the two."""
-    aged = [row for row in sample if row.is_exact and row.age > 0]
+    """Share of rows, of age > 0, whose label is wrong: a right one makes trainer now - engine the larger of the two."""
+    aged = [row for row in sample if 0 < row.age < UNKNOWN_AGE]
     pairs = [(_rms(row.x_T), _rms(row.current_T.astype(np.float64) - row.engine_T)) for row in aged]
     wrong = [at_label > max(LABEL_TIMES * now, FAR_NATS) for at_label, now in pairs]
     return sum(wrong) / len(sample)
@@ -243,12 +239,10 @@ def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N
     place_N = np.concatenate([row.place_T for row in sample])
     few = slice(None, None, 1 + len(x_N) // FEW_TOKENS)
     x_N, engine_N, trainer_N, place_N = x_N[few], engine_N[few], trainer_N[few], place_N[few]
-    rare_N, likely_N = trainer_N < RARE_NATS, trainer_N > LIKELY_NATS
+    likely_N = trainer_N > LIKELY_NATS
     out: dict[str, Json] = {}
     if likely_N.sum() >= MIN_BIN_TOKENS:
         out["likely_rms"] = _rms(x_N[likely_N])
-        if rare_N.sum() >= MIN_BIN_TOKENS:
-            out["tail_ratio"] = _rms(x_N[rare_N]) / max(out["likely_rms"], 1e-12)
     quarter_N = np.minimum(4 * place_N // max(int(place_N.max()) + 1, 1), 3)
     quarters = [_rms(x_N[quarter_N == q]) if (quarter_N == q).sum() >= MIN_BIN_TOKENS else NAN for q in range(4)]
     if all(a < b for a, b in pairwise(quarters)):

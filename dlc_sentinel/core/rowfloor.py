@@ -42,7 +42,7 @@ class RowFloor:
         """The same of a row that is at hand."""
         num, unsure = np.array([len(row.engine_T)]), np.array([int((row.engine_T < UNSURE_NATS).sum())])
         limit = max(FAR_FLOORS * float(self._own(num, unsure)[0]), FAR_NATS)
-        return float(np.mean(row.x_T**2)) > limit**2
+        return row.rms > limit
 
     def _own(self, num_S: I64, unsure_S: I64) -> F64:
         more_S = np.maximum(unsure_S / np.maximum(num_S, 1) / max(self.unsure_share, 1e-12), 1.0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dlc_sentinel.core.pairing import Usual
 from dlc_sentinel.core.probe import RowTable, WholeRow
+from dlc_sentinel.core.rowfloor import FAR_NATS, NEAR_FLOORS
 from dlc_sentinel.records import Bool, Json
 
 MIN_ROWS = 3
@@ -43,10 +44,12 @@ def _replicas(table: RowTable, far_S: Bool) -> str:
 
 
 def _cached(sample: Sequence[WholeRow], usual: Usual) -> bool:
-    """True where rows whose prompts came from the prefix cache are further off than the others, by and large."""
-    cached, fresh = ([usual.times(row) for row in sample if row.cached == kind] for kind in (True, False))
-    cached, fresh = ([times for times in of if not math.isnan(times)] for of in (cached, fresh))
-    return min(len(cached), len(fresh)) >= MIN_CACHED and median(cached) > CACHED_TIMES * median(fresh)
+    """True where rows whose prompts came from the prefix cache are off, and by more than the others, by and large."""
+    cached, fresh = ([row for row in sample if row.cached == kind] for kind in (True, False))
+    times, usually = ([t for t in map(usual.times, rows) if not math.isnan(t)] for rows in (cached, fresh))
+    if min(len(times), len(usually)) < MIN_CACHED or median(times) <= CACHED_TIMES * median(usually):
+        return False
+    return median(row.rms for row in cached) > max(NEAR_FLOORS * usual.floor_rms, FAR_NATS)
 
 
 def _groups(table: RowTable, far_S: Bool) -> float:

@@ -29,7 +29,7 @@ from dlc_sentinel.core.rules.base import UNREPORTED
 from dlc_sentinel.core.settings import unreported, warnings
 from dlc_sentinel.core.tokens import Tokens
 from dlc_sentinel.core.trend import with_pooled, with_trend
-from dlc_sentinel.core.window import StepWindow
+from dlc_sentinel.core.window import NO_THINS, StepWindow
 from dlc_sentinel.maths.bootstrap import GroupSums
 from dlc_sentinel.maths.calibrated import CalibrationPool
 from dlc_sentinel.records import (
@@ -79,7 +79,7 @@ class RunMonitor:
         self._findings = Findings()
         self._decider = Decider(config, run)
         self._law = CalibrationPool()
-        self._thins = (0, 0)
+        self._thins = NO_THINS
         self._windows: dict[int, StepWindow] = {}
         self._ended_ticks: dict[int, int] = {}
         self._closed: deque[ClosedStep] = deque(maxlen=HISTORY)

@@ -18,7 +18,8 @@ from dlc_sentinel.records import F64, I64, Bool
 
 NAN = math.nan
 MIN_TOKENS = 64
-UNSURE_NATS = -0.02
+SHAPE_NATS = -0.02
+"""Likelier tokens show no shape."""
 RARE_NATS = -12.0
 CLIP = 50.0
 STRAY_TIMES, STRAY_NATS = 8.0, 1.0
@@ -71,7 +72,7 @@ def function_of_logp(engine_N: F64, trainer_N: F64, row_N: I64) -> FunctionOfLog
     """
     if len(engine_N) < MIN_TOKENS:
         return FunctionOfLogp()
-    unsure_N = (engine_N < UNSURE_NATS) & (trainer_N < UNSURE_NATS) & (np.minimum(engine_N, trainer_N) > RARE_NATS)
+    unsure_N = (engine_N < SHAPE_NATS) & (trainer_N < SHAPE_NATS) & (np.minimum(engine_N, trainer_N) > RARE_NATS)
     kept_N = unsure_N & ~_damaged(engine_N, trainer_N, row_N)
     e_N, t_N = engine_N[kept_N], trainer_N[kept_N]
     if len(e_N) < MIN_TOKENS:

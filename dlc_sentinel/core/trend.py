@@ -17,7 +17,6 @@ from dlc_sentinel.core.floors import MIN_TOKENS
 from dlc_sentinel.maths.forecast import LoopGain, forecast_steps, is_feedback, loop_gain
 from dlc_sentinel.records import F64
 
-MAX_POINTS = 64
 MAX_AGE = 1e6
 """A version that far off is a wrong label, not an age."""
 MOST = 0.5
@@ -28,8 +27,7 @@ AGE_DIGITS = 6
 
 def with_trend(facts: StepFacts, history: Sequence[StepFacts], config: Config) -> StepFacts:
     """The facts with forecast (steps to ESS_h* < threshold) and loop gain; nan where ages do not grow."""
-    *_, before, now = [[], *_windows([*history[-2 * MAX_POINTS :], facts])]
-    before, now = before[-MAX_POINTS:], now[-MAX_POINTS:]
+    *_, before, now = [[], *_windows([*history, facts])]
     if len(now) < 2:
         return facts
     changed = replace(facts, forecast=_forecast(now, config.ess.threshold))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from dlc_sentinel.records import F32, F64, UNKNOWN_VERSION, Bool
 MIXED_SHARE = 0.01
 """A basis that covers more than this share of a step's tokens names the step's basis."""
 ArrayT = TypeVar("ArrayT", F32, F64)
+Thins: TypeAlias = tuple[int, int, int]
+NO_THINS: Thins = (0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class StepWindow:
     """Accumulates one step of one run. Rows may come in any order of updates, ranks and micro-batches."""
 
     def __init__(
-        self, step: int, config: Config, *, thins: tuple[int, int] = (0, 0), tap: Callable[[Tokens], None] | None = None
+        self, step: int, config: Config, *, thins: Thins = NO_THINS, tap: Callable[[Tokens], None] | None = None
     ) -> None:
         """`tap` is shown every batch of tokens that counts."""
         self.step = step
@@ -68,8 +70,9 @@ class StepWindow:
         self._stale_kv = StreamStats()
         self._current = SquareSum()
         self._unmoved = SquareSum()
-        self.probe = Probe(thins[0])
-        self._calibration = StepCalibration(thins[1])
+        self._exact_rows = Probe(thins[0], exact=True)
+        self._other_rows = Probe(thins[1], exact=False)
+        self._calibration = StepCalibration(thins[2])
         self._total_first = FirstByAge()
         self._engine_first = FirstByAge()
         self._versions = VersionTally()
@@ -93,9 +96,14 @@ class StepWindow:
         return self._num_tokens
 
     @property
-    def thins_next(self) -> tuple[int, int]:
-        """`thins` (of the probe, of the calibration) that suit a step like this one."""
-        return self.probe.thin_next, self._calibration.thin_next
+    def probe(self) -> Probe:
+        """The exact rows; the others where there is none."""
+        return self._exact_rows or self._other_rows
+
+    @property
+    def thins_next(self) -> Thins:
+        """`thins` (of exact rows, of the others, of the calibration) that suit a step like this one."""
+        return self._exact_rows.thin_next, self._other_rows.thin_next, self._calibration.thin_next
 
     def add(self, rows: Rows, refuse: Callable[[int, str, int], None]) -> None:
         """Takes complete rows of this step."""
@@ -121,7 +129,7 @@ class StepWindow:
             if tokens.rescored_N is not None and tokens.update == 0:
                 self._calibration.add_rescored(tokens)
             if tokens.update == 0:
-                self.probe.add(tokens, total_N, tokens.cur_N, ~exact_S, exact=False)
+                self._other_rows.add(tokens, total_N, tokens.cur_N, ~exact_S)
 
     def _update(self, index: int) -> _Update:
         update = self._updates.get(index)
@@ -150,7 +158,7 @@ class StepWindow:
         if tokens.update == 0:
             self._calibration.add_exact(tokens, disc_N)
             if tokens.row_exact_S.any():
-                self.probe.add(tokens, disc_N, tokens.gen_N, tokens.row_exact_S, exact=True)
+                self._exact_rows.add(tokens, disc_N, tokens.gen_N, tokens.row_exact_S)
         mixed_kv_K = _later_spans(tokens)
         self._discrepancy.add(_pick(disc_N, tokens, tokens.span_exact_K & ~mixed_kv_K))
         self._engine_first.add(tokens, disc_N, tokens.span_exact_K & ~mixed_kv_K)

@@ -77,7 +77,7 @@ def row_positions(offsets_S1: I64) -> I64:
 
 def logp_bin(logp_N: F32 | F64) -> Places:
     """Bin of each logprob by LOGP_EDGES, [N], 0..NUM_LOGP-1."""
-    return np.searchsorted(LOGP_EDGES, logp_N, side="right")
+    return np.searchsorted(np.asarray(LOGP_EDGES, logp_N.dtype), logp_N, side="right")
 
 
 def cell_index(engine_N: F32 | F64, position_N: I64) -> Places:

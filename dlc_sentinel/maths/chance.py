@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from dlc_sentinel.maths.arrays import F64
 
-MIN_RATE, MAX_RATE = 1e-4, 0.5
+MIN_RATE = 1e-4
 SURE_NATS = 9.0
 """A chance of 1e-4."""
 
@@ -20,11 +20,11 @@ SURE_NATS = 9.0
 def chance_nats(share: ArrayLike, rate: ArrayLike, num: ArrayLike) -> F64:
     """num KL(share || rate), nats; 0 where the share is not above the rate, nan where it is nan.
 
-    share, rate: 0..1; the rate is kept within 1e-4 (what was never seen may come) .. 0.5. num: trials. Any shapes that
-    broadcast.
+    share, rate: 0..1; the rate is kept within 1e-4 (what was never seen may come) .. 1 - 1e-4. num: trials. Any shapes
+    that broadcast.
     """
     s, n = np.asarray(share, np.float64), np.asarray(num, np.float64)
-    r = np.clip(np.asarray(rate, np.float64), MIN_RATE, MAX_RATE)
+    r = np.clip(np.asarray(rate, np.float64), MIN_RATE, 1.0 - MIN_RATE)
     found: F64 = np.where(s <= r, 0.0, n * _coins(s, r))
     return found
 

@@ -171,18 +171,21 @@ class Notifier:
         over, self._num_over = self._num_over, 0
         body += f" ({over} news before this one held back: more than {self._max_per_hour} an hour)" if over else ""
         title = f"dlc-sentinel {level.lower()}: {plain(run, 60) or 'sentinel'}"
+        news = _News(unlinked(title), unlinked(body), level, level == "CRITICAL")
         try:
-            self._queue.put_nowait(_News(unlinked(title), unlinked(body), level, level == "CRITICAL"))
+            self._queue.put_nowait(news)
         except queue.Full:
-            self.num_lost += len(self._targets)
+            self.num_lost += len(self._receivers(news))
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (news := self._queue.get()) is not None:
-            for target in self._targets:
-                if news.for_all or not target.only_critical:
-                    self._send(target, news)
+            for target in self._receivers(news):
+                self._send(target, news)
+
+    def _receivers(self, news: _News) -> list[Target]:
+        return [target for target in self._targets if news.for_all or not target.only_critical]
 
     def _send(self, target: Target, news: _News) -> None:
         for attempt in range(RETRIES + 1):

@@ -69,13 +69,15 @@ class Receiver:
         """Producers whose goodbye was read before their control socket was heard."""
         self._bound: tuple[str, ...] = ()
         """ipc endpoints whose files are ours to remove."""
-        self._lock = _take_lock(wanted)
+        self._lock: int | None = None
+        self._authenticator: ThreadAuthenticator | None = None
         self._context = zmq.Context()
-        self._authenticator = _start_authenticator(self._context, held)
         self._data = self._context.socket(zmq.PULL)
         self._control = self._context.socket(zmq.ROUTER)
         self._control.router_mandatory = 1
         try:
+            self._lock = _take_lock(wanted)
+            self._authenticator = _start_authenticator(self._context, held)
             for socket in (self._data, self._control):
                 _set_up(socket, wanted, held, max_frame_bytes, self._room_frames)
             self.address = self._bind(wanted)

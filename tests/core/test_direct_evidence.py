@@ -126,6 +126,20 @@ def test_a_prefix_cache_of_old_weights_is_a_stale_engine_until_a_reset_changes_n
     assert still_open(job) == (set() if heals else {"ENGINE/some_requests"})
 
 
+@pytest.mark.parametrize(("dtype", "fresh", "cached"), [("float32", 1e-5, 1e-4), ("bfloat16", 0.001, 0.008)])
+def test_cached_rows_that_are_noisier_than_others_but_at_their_floor_are_no_stale_cache(dtype, fresh, cached):
+    job = Job(mode="abort", dtypes={"engine": dtype, "trainer": dtype})
+
+    def records(step):
+        s = off(make_streams(step, rows=64, disc=fresh), cached, rows=slice(None, None, 2))
+        job.feed(replace(s.rollout(version=step), cached_tokens_S=np.tile([256, 0], 32)), numbered=False)
+        return [s.train(with_engine=False, span_start_K=None, span_version_K=None, source=job.source)]
+
+    play(job, 12, records)
+
+    assert kinds(job) == set() and sent(job) == []
+
+
 def test_cached_prompts_whose_answers_are_less_sure_are_no_stale_cache(job):
     def records(step):
         sure, open_ended = of_entropy(step, 0.94), of_entropy(step, 0.1)

@@ -221,3 +221,30 @@ def test_wrong_pairs_too_short_to_tell_do_not_hide_the_others():
         return s
 
     assert "DATA/wrong_pairing" in names(played(streams))
+
+
+@pytest.mark.parametrize(("rows", "exact_share"), [(61, 1.0), (600, 0.1), (2048, 0.03)])
+def test_a_few_rows_of_current_weights_tell_their_fault_however_many_old_rows_are_in_the_step(rows, exact_share):
+    """Without the trainer's old logprobs only rows of the current weights are exact."""
+    job = Job(mode="observe", dtypes={"engine": "bfloat16", "trainer": "bfloat16"})
+    for step in range(6):
+        s = make_streams(step, rows=rows, length=128, disc=0.03)
+        fresh = s.rng.permutation(rows) < exact_share * rows
+        s.cur = np.where(fresh[:, None], s.old, np.minimum(s.old + make_noise(s.old, 0.1, s.rng), 0.0))
+        s.engine = np.roll(s.engine, 1, axis=1)
+        versions = np.where(fresh, step + 3, step + 1)
+        job.step(step, s.train(version=step + 3, gen_version=versions, old_N=None, old_is="absent"))
+
+    assert {(f["verdict"], f["kind"]) for f in job.report()["findings"] if f["state"] == "confirmed"} == {
+        ("DATA", "offset")
+    }
+
+
+def test_rows_that_name_no_version_have_no_wrong_label():
+    job = Job(mode="observe", dtypes={"engine": "bfloat16", "trainer": "bfloat16"})
+    for step in range(6):
+        s = make_streams(step, disc=0.03)
+        s.cur, s.old = s.old.copy(), np.minimum(s.old + make_noise(s.old, 0.2, s.rng), 0.0)
+        job.step(step, s.train(span_start_K=None, span_version_K=None))
+
+    assert "LABEL" not in {f["verdict"] for f in job.report()["findings"]}

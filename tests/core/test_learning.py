@@ -223,3 +223,17 @@ def test_entropy_five_times_its_start_is_found_where_the_reward_falls_with_it():
     assert learning(random | {"reward": WORSE}) == {"entropy_surge"}
     assert learning(random | {"reward": BETTER}) == learning(random | {"reward": SAME}) == learning(random) == set()
     assert learning({"entropy": [0.4] * 10 + [1.9], "reward": WORSE}) == set()
+
+
+@pytest.mark.parametrize("norm", [0.0, math.nan])
+def test_a_gradient_norm_that_is_no_longer_reported_keeps_no_finding_alive(norm):
+    def steps(num, every):
+        return [
+            StepFacts(
+                step, step, num_tokens=100, scalars={"grad_norm": norm} if step % every == 0 and step < num else {}
+            )
+            for step in range(40)
+        ]
+
+    assert rule.learning(steps(9, 1), View(Config())) == []
+    assert rule.learning(steps(40, 4), View(Config())) != []

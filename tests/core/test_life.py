@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from factories import Job, commands, make_rollout, make_source, make_train, of_kind
 
 from dlc_sentinel.core.monitor import Monitor
+from dlc_sentinel.errors import RecordError
 from dlc_sentinel.records import Bye, Heartbeat, StepEnd
 
 
@@ -243,3 +245,13 @@ def test_the_same_records_give_the_same_events():
         return [(e.kind, e.step, e.text, json.dumps(e.data, sort_keys=True)) for e in job.events]
 
     assert texts() == texts()
+
+
+def test_a_state_of_another_version_is_one_clear_error():
+    job = Job()
+    job.step(0)
+    state = job.monitor.dump_state("r1")
+    del state["floors"]["numerics"]
+
+    with pytest.raises(RecordError, match=r"the state of run 'r1' is of another version \(KeyError: 'numerics'\)"):
+        Job().monitor.load_state("r1", state)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from factories import Job, commands, make_train
 from factories_streams import log_softmax, make_noise, make_policy, make_sampled, make_streams, shifted
 
+from dlc_sentinel.config import Config
+from dlc_sentinel.core.decide import Decider
 from dlc_sentinel.core.facts import StepFacts, Values
-from dlc_sentinel.core.rules.base import rising
+from dlc_sentinel.core.rules.base import View, resumed, rising, tail_alone
+from dlc_sentinel.core.rules.engine import stale_engine
 
 BF16 = {"engine": "bfloat16", "trainer": "bfloat16"}
 MOVES = {"lr": 1e-6, "grad_norm": 0.7}
@@ -507,3 +512,35 @@ def test_one_step_that_cannot_be_split_between_two_that_can_leaves_nobody_blind(
         job.step(step, version=step + 3, **(unknown if step % 2 else {"gen_version": step, "lag": 0.02}))
 
     assert kinds(job) == set()
+
+
+UNKNOWN = StepFacts(4, 4, num_tokens=3000, floor_rms=0.03)
+"""A step with tokens whose discrepancy nobody knows."""
+
+
+@pytest.mark.parametrize("unknown", [(0,), (2,), (1, 2), (0, 4), (0, 1, 2, 3, 4)])
+def test_steps_without_a_known_discrepancy_do_not_decide_whether_the_tail_alone_has_grown(unknown):
+    grown = replace(facts(0.2, 10), discrepancy=Values(rms=0.2, p50_abs=0.003, p99_abs=0.8, num=3000))
+    history = [UNKNOWN if step in unknown else facts(0.03, step) for step in range(10)] + [grown]
+
+    assert tail_alone(history)
+    assert not tail_alone([UNKNOWN] * 4)
+
+
+def test_a_process_that_goes_on_is_known_by_its_own_first_step():
+    history = [facts(0.03, step) for step in range(20)] + [facts(0.2, 20), UNKNOWN]
+    view = View(Config(), resumed_step=20)
+
+    (found,) = stale_engine(history[:-1], view)
+    assert found.kind == "after_resume" and found.evidence["first_step_after_a_resume"] == 20
+    assert resumed(history, view)  # and by no step that says nothing
+
+
+def test_what_the_trainer_has_moved_since_its_engine_was_at_its_floor_outlives_a_step_that_says_nothing():
+    decider = Decider(Config(), "r1")
+    for step in range(6):
+        said = UNKNOWN if step == 4 else facts(0.2, step)
+        decider.before_rules(replace(said, step=step, scalars={"displacement_nats": 0.05}))
+
+    assert decider.state.displacement_nats == pytest.approx(0.3)
+    assert decider.state.displacement_quiet_nats == pytest.approx(0.3)

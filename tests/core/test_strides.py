@@ -42,6 +42,28 @@ def handed_out(command, steps):
     return [None if (given := inbox.take(step)[0]) is None else given.id for step in steps]
 
 
+def with_queue(per_step, steps=30):
+    """A job that trains `per_step` updates a step, on rows half of which are one step old; stale ones are dropped."""
+    job, generated = Job(), 0
+    for k in range(steps):
+        lag_S = np.where(np.arange(32) < 16, 0.3 if k - generated >= 6 else 0.17, 0.0)
+        versions_K = np.repeat([max(k - 1, 0), k], 16) * per_step
+        record = skipping(k, 1, version=k * per_step, span_version_K=versions_K, lag_S=lag_S)
+        for command in commands(job.step(k, record, scalars={"lr": 1e-3})):
+            generated = k + 1
+            job.ack(command, version=(k + 1) * per_step, step=k)
+    return job
+
+
+def test_a_queue_is_as_deep_in_steps_however_many_updates_a_step_has():
+    one, many = with_queue(1), with_queue(16)
+
+    assert [c["action"] for c in commands(one.events)] == ["drop_stale"] * 3
+    assert [c["issued_step"] for c in commands(many.events)] == [c["issued_step"] for c in commands(one.events)]
+    kept = [job.monitor.dump_state("r1")["decider"]["last_drop"] for job in (one, many)]
+    assert kept[0] == kept[1] and kept[0][1] == 1
+
+
 # -- when a step closes ----------------------------------------------------------------------------------------------
 
 

@@ -37,3 +37,10 @@ def test_shapes_broadcast_and_nan_stays_nan():
     found = chance_nats(np.array([[0.5], [np.nan]]), np.array([0.1, 0.2]), 8)
 
     assert found.shape == (2, 2) and np.isnan(found[1]).all() and np.isfinite(found[0]).all()
+
+
+def test_a_rate_above_one_half_is_taken_as_it_is():
+    assert chance_nats(0.7, 0.7, 100) == 0.0
+    assert chance_nats(0.75, 0.7, 100) == pytest.approx(
+        100 * (0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3))
+    )

@@ -192,6 +192,26 @@ def test_a_target_that_hangs_never_holds_the_watch():
     notifier.close()
 
 
+def test_news_that_found_no_room_are_lost_to_those_alone_who_would_have_got_them():
+    release, entered = threading.Event(), threading.Event()
+
+    class Stuck(Phone):
+        def send(self, title, body, level):
+            entered.set()
+            return release.wait(30)
+
+    notifier = Notifier([Stuck(), Phone(only_critical=True)], retry_s=0.0, max_per_hour=10_000)
+    notifier.handle(finding(kind="first"))
+    assert entered.wait(10)
+    for n in range(1000):
+        notifier.handle(finding(kind=f"k{n}", t_s=NOW_S + n))
+    lost = notifier.num_lost
+    release.set()
+    notifier.close()
+
+    assert lost + notifier.num_sent == 1001
+
+
 def test_escapes_mentions_and_links_of_a_run_name_are_inert():
     name = "\x1b[31m<!channel> @all http://evil #1"
     event = make_event("finding", run=name, data=make_finding(advice=name))

@@ -216,7 +216,9 @@ def is_jump(values: Sequence[float]) -> bool:
 
 def tail_alone(history: Sequence[StepFacts]) -> bool:
     """True where the rms has grown since the oldest steps remembered, and the middle token all but stayed."""
-    old, now = history[:WINDOW_STEPS], history[-1]
+    old, now = [f for f in history if engine_values(f).num][:WINDOW_STEPS], history[-1]
+    if not old:
+        return False
     rms = median(engine_values(f).rms for f in old)
     middle = median(f.discrepancy.p50_abs for f in old)
     grown = engine_values(now).rms / max(rms, 1e-12)
@@ -225,7 +227,7 @@ def tail_alone(history: Sequence[StepFacts]) -> bool:
 
 def resumed(history: Sequence[StepFacts], view: View) -> bool:
     """True in the first steps of a process that starts neither at 0 nor at 1 and was never at its floor."""
-    own = [f for f in history if f.step >= view.resumed_step]
+    own = [f for f in history if f.step >= view.resumed_step and engine_values(f).num]
     return bool(own) and own[0].step > FIRST_STEP and len(own) <= RESUMED_STEPS and not any(map(at_floor, own))
 
 

@@ -48,6 +48,14 @@ FEW_VALUES = 0.05
 """Distinct values of the engine, over the trainer's."""
 SAME_TEXT = 0.5
 """Correlation below which no weights of this run, however old, have made both streams."""
+STALE_KINDS = {
+    "repeated_checksum": "never_delivered",
+    "first_step_after_a_resume": "after_resume",
+    "one_replica_differs": "one_replica",
+    "only_cached_prefixes": "cached_prefix",
+    "comes_and_goes_since_step": "some_syncs",
+}
+"""Kind by what speaks for it, the surer ones first."""
 STALE_KV = "stale_kv"
 STALE_KV_FLOORS, STALE_KV_NATS = 5.0, 0.1
 """Weights that change by one step leave a cache of the old ones that is off by little: that is no fault."""
@@ -67,49 +75,50 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     values = engine_values(now)
     if view.stale_refuted or values.num < MIN_TOKENS:
         return []
-    since, ratio = rising(history)
-    elevated = not at_floor(now)
-    has_moved = moved(history)
-    reasons: dict[str, Json] = {}
-    fresh = resumed(history, view)
-    replica = now.profile.replica
-    first = elevated and _first_update(history)
-    if elevated and fresh:
-        reasons["first_step_after_a_resume"] = history[0].step
-    if first:
-        reasons["first_step_after_the_first_update"] = now.step
-    if elevated and since >= 0 and has_moved:
-        reasons["rising_since_step"] = since
-        reasons["rise_ratio"] = ratio
-    if elevated and skipping(history) >= 0 and has_moved:
-        reasons["comes_and_goes_since_step"] = since = skipping(history)
-    if now.repeated_checksum and values.rms > 1.5 * now.floor_rms and has_moved:
-        reasons["repeated_checksum"] = True
-    if view.resync_without_effect and elevated:
-        reasons["resync_without_effect"] = True
-    if view.stale_untested and elevated:
-        reasons["resync_not_answered"] = True
-    if replica and has_moved:
-        reasons["one_replica_differs"] = replica
-    if now.profile.cached_alone and has_moved:
-        reasons["only_cached_prefixes"] = True
-    if not reasons and not (view.stale_proven and elevated):
+    reasons = _reasons(history, view)
+    if not reasons and not (view.stale_proven and not at_floor(now)):
         return []
-    kinds = {
-        "never_delivered": now.repeated_checksum,
-        "after_resume": fresh,
-        "one_replica": replica,
-        "cached_prefix": now.profile.cached_alone,
-        "some_syncs": "comes_and_goes_since_step" in reasons,
-    }
-    kind = next((kind for kind, shown in kinds.items() if shown), "stale_or_drift")
-    reasons |= {"current_rms_nats": values.rms, "floor_rms_nats": now.floor_rms, "tokens": values.num}
-    sure = 0.95 if view.stale_proven else 0.85 if now.repeated_checksum else 0.6
-    since = since if since >= 0 else now.step
-    advice = ADVICE["STALE_ENGINE", kind]
-    suspected = not view.stale_proven
-    at_once = fresh or (first and values.num >= CATASTROPHE_TOKENS)
-    return [Candidate("STALE_ENGINE", kind, sure, advice, reasons, since, suspected=suspected, at_once=at_once)]
+    kind = next((kind for reason, kind in STALE_KINDS.items() if reason in reasons), "stale_or_drift")
+    starts = [reasons[name] for name in ("comes_and_goes_since_step", "rising_since_step") if name in reasons]
+    evidence = reasons | {"current_rms_nats": values.rms, "floor_rms_nats": now.floor_rms, "tokens": values.num}
+    sure = 0.95 if view.stale_proven else 0.85 if "repeated_checksum" in reasons else 0.6
+    first = "first_step_after_the_first_update" in reasons and values.num >= CATASTROPHE_TOKENS
+    return [
+        Candidate(
+            "STALE_ENGINE", kind, sure, ADVICE["STALE_ENGINE", kind], evidence,
+            int(starts[0]) if starts else now.step,
+            suspected=not view.stale_proven, at_once=first or "first_step_after_a_resume" in reasons,
+        )
+    ]  # fmt: skip
+
+
+def _reasons(history: Sequence[StepFacts], view: View) -> dict[str, Json]:
+    """What speaks for weights that stay behind, by name."""
+    now, p = history[-1], history[-1].profile
+    reasons: dict[str, Json] = {}
+    if not at_floor(now):
+        if resumed(history, view):
+            reasons["first_step_after_a_resume"] = next(f.step for f in history if f.step >= view.resumed_step)
+        if _first_update(history):
+            reasons["first_step_after_the_first_update"] = now.step
+        if view.resync_without_effect:
+            reasons["resync_without_effect"] = True
+        if view.stale_untested:
+            reasons["resync_not_answered"] = True
+    if not moved(history):
+        return reasons
+    (since, ratio), comes_since = rising(history), skipping(history)
+    if not at_floor(now) and since >= 0:
+        reasons |= {"rising_since_step": since, "rise_ratio": ratio}
+    if not at_floor(now) and comes_since >= 0:
+        reasons["comes_and_goes_since_step"] = comes_since
+    if now.repeated_checksum and engine_values(now).rms > 1.5 * now.floor_rms:
+        reasons["repeated_checksum"] = True
+    if p.replica:
+        reasons["one_replica_differs"] = p.replica
+    if p.cached_alone:
+        reasons["only_cached_prefixes"] = True
+    return reasons
 
 
 def stale_cache(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -139,38 +148,38 @@ def engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     replica, part = now.profile.replica, _part(now, view)
     if values.num < MIN_TOKENS or (at_floor(now) and not part) or view.stale_proven:
         return []
-    past = [f for f in history[:-1] if engine_values(f).num]
-    before = engine_values(past[-1]).rms if past else 0.0
-    at_once = not past or all(not at_floor(f) for f in past) or values.rms > JUMP * before
-    wild = values.rms > max(CATASTROPHE_FLOOR * now.floor_rms, CATASTROPHE_NATS)
-    catastrophic = (
-        values.num >= CATASTROPHE_TOKENS
-        and (wild or disagree(history))
-        and now.discrepancy.p99_abs > _catastrophic_p99(past)
-        and at_once
-        and not replica
-        and not resumed(history, view)
-        and not now.repeated_checksum
-        and not _first_update(history)
-        and not view.stale_refuted
-        and not view.resync_pending
-        and rising(history)[0] < 0
-    )
-    if view.stale_refuted:
-        kind = part if replica or now.profile.cached_alone else "drift_or_undelivered"
-    elif _stale_engine_has_it(history, view):
-        return []
-    else:
-        kind = _kind(history, part)
-    advice = ADVICE["ENGINE", kind]
     evidence = {
         "rms_nats": values.rms,
         "floor_rms_nats": now.floor_rms,
         "tokens": values.num,
         "p99_abs_nats": now.discrepancy.p99_abs,
     }
-    # what is refuted takes the place of the other finding in the same step, or the run would look healthy between them
-    return [Candidate("ENGINE", kind, 0.8, advice, evidence, catastrophic=catastrophic, at_once=view.stale_refuted)]
+    if view.stale_refuted:
+        # what is refuted takes the place of the other finding in the same step, or the run looks healthy between them
+        kind = part if replica or now.profile.cached_alone else "drift_or_undelivered"
+        return [Candidate("ENGINE", kind, 0.8, ADVICE["ENGINE", kind], evidence, at_once=True)]
+    if _stale_engine_has_it(history, view):
+        return []
+    kind = _kind(history, part)
+    catastrophic = not replica and _is_catastrophic(history, view)
+    return [Candidate("ENGINE", kind, 0.8, ADVICE["ENGINE", kind], evidence, catastrophic=catastrophic)]
+
+
+def _is_catastrophic(history: Sequence[StepFacts], view: View) -> bool:
+    """Far off at once, in the middle as in the tail, and not as the first steps of a process or an update are."""
+    now, values = history[-1], level_values(history[-1])
+    past = [f for f in history[:-1] if engine_values(f).num]
+    before = engine_values(past[-1]).rms if past else 0.0
+    at_once = not past or all(not at_floor(f) for f in past) or values.rms > JUMP * before
+    wild = values.rms > max(CATASTROPHE_FLOOR * now.floor_rms, CATASTROPHE_NATS)
+    return (
+        values.num >= CATASTROPHE_TOKENS
+        and (wild or disagree(history))
+        and now.discrepancy.p99_abs > _catastrophic_p99(past)
+        and at_once
+        and not resumed(history, view)
+        and not _first_update(history)
+    )
 
 
 def _stale_engine_has_it(history: Sequence[StepFacts], view: View) -> bool:

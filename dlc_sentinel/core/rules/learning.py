@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
@@ -100,7 +101,7 @@ def _fallen(now: StepFacts, share: float) -> dict[str, Json]:
 
 def _frozen(history: Sequence[StepFacts]) -> dict[str, Json]:
     """No gradient though the learning rate is not 0."""
-    recent = [f.scalars for f in history if "grad_norm" in f.scalars][-GRADIENT_STEPS:]
+    recent = _with_norm(history)[-GRADIENT_STEPS:]
     still = all(s["grad_norm"] <= FROZEN_NORM and s.get("lr", 1.0) != 0.0 for s in recent)
     if len(recent) < GRADIENT_STEPS or not still:
         return {}
@@ -109,11 +110,19 @@ def _frozen(history: Sequence[StepFacts]) -> dict[str, Json]:
 
 def _non_finite_gradient(history: Sequence[StepFacts]) -> dict[str, Json]:
     """The newest norm, and more of them, is NaN or infinite: such steps are skipped, or they spoil the weights."""
-    wrong = [not math.isfinite(f.scalars["grad_norm"]) for f in history if "grad_norm" in f.scalars]
+    wrong = [not math.isfinite(scalars["grad_norm"]) for scalars in _with_norm(history)]
     if not wrong or not wrong[-1]:
         return {}
     enough = len(wrong) >= UNSCALED_STEPS if all(wrong) else sum(wrong[-GRADIENT_STEPS:]) >= NON_FINITE
     return {"non_finite_steps": sum(wrong), "steps": len(wrong)} if enough else {}
+
+
+def _with_norm(history: Sequence[StepFacts]) -> list[Mapping[str, float]]:
+    """Scalars of the steps with a gradient norm; none once it has stayed away for longer than it ever did."""
+    at = [i for i, f in enumerate(history) if "grad_norm" in f.scalars]
+    usual = max((b - a for a, b in pairwise(at)), default=1)
+    is_new = bool(at) and len(history) - 1 - at[-1] <= usual
+    return [history[i].scalars for i in at] if is_new else []
 
 
 def _of(now: StepFacts, name: str) -> tuple[float, float]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.rules.base import UNREPORTED, Candidate, View
+from dlc_sentinel.core.rules.data import DATA_SHARE
 from dlc_sentinel.records import Json
 
-DATA_SHARE = 0.01
 MIN_NATS = 0.01
 
 
