@@ -115,7 +115,7 @@ def connect(
             pid=os.getpid(),
             host=socket.gethostname(),
             sampling=dict(sampling or {}),
-            dtypes=dict(dtypes or {}),
+            dtypes={key: tensors.dtype_name(name) for key, name in (dtypes or {}).items()},
         )
         return Hook(text, hello)
     except Exception as error:  # noqa: BLE001  # a wrong setting costs the watching, not the run

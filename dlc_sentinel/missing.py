@@ -33,7 +33,7 @@ def _missing(steps: Sequence[Mapping[str, Json]], window: Window, num_unused: in
     if not steps:
         if run is not None:
             return f"no step was closed: {_unclosed(run)}"
-        return f"no usable line ({num_unused} not used)" if num_unused else "no step was closed"
+        return f"no usable row of tokens ({num_unused} lines not used)" if num_unused else "no step was closed"
     pooled = steps[-window.pool_steps :]
     num_tokens = [number(step, "num_tokens") for step in pooled]
     total = sum(num_tokens)

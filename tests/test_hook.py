@@ -26,6 +26,7 @@ from dlc_sentinel.core.monitor import Monitor
 from dlc_sentinel.hook import Hook, NoHook, connect, hash_id
 from dlc_sentinel.records import Bye, Heartbeat, Hello, Rollout, Scalars, StepEnd, Synced, Train
 from dlc_sentinel.wire import line
+from dlc_sentinel.wire.keys import new_keys
 from dlc_sentinel.wire.receiver import Receiver
 from dlc_sentinel.wire.tensors import DTYPE_NAMES, EIGHT_BIT_PARTS, is_known_dtype
 from tests.wire.live import Reader, hooked, wait
@@ -514,6 +515,33 @@ def test_a_job_that_nobody_watches_says_so_once_on_rank_0(
     said = [record.getMessage() for record in caplog.records if "nobody answers" in record.getMessage()]
     assert len(said) == (1 if rank == 0 else 0)
     assert all(f"{tmp_path}/none.sock" in text and "dlc-sentinel serve" in text for text in said)
+
+
+@pytest.mark.parametrize(("rank", "keys"), [(0, False), (0, True), (1, False)])
+def test_a_job_that_nobody_ever_watched_ends_with_the_number_of_its_tokens_and_what_may_be_wrong(
+    rank: int, keys: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if keys:
+        new_keys(tmp_path / "k")
+        monkeypatch.setenv("DLC_SENTINEL_KEYS", str(tmp_path / "k"))
+    hook = hooked(monkeypatch, "tcp://127.0.0.1:9", rank=rank)
+    hook.train(0, 0, cur=[np.full(50_000, -1, np.float32)])
+    hook.poll(0)
+    hook.close()
+
+    said = [record.getMessage() for record in caplog.records if "tokens of run" in record.getMessage()]
+    advice = "with the keys that DLC_SENTINEL_KEYS holds" if keys else "if it has keys, set DLC_SENTINEL_KEYS"
+    assert len(said) == (1 if rank == 0 else 0)
+    assert all("none of the 50,000 tokens" in text and "tcp://127.0.0.1:9" in text and advice in text for text in said)
+
+
+def test_dtypes_may_be_torchs_own(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes = {"engine": torch.float8_e4m3fn, "trainer": torch.bfloat16}
+    hook = hooked(monkeypatch, reader.receiver.address, dtypes=dtypes)
+    reader.until_any(Hello)
+    hook.close()
+
+    assert reader.of(Hello)[0].dtypes == {"engine": "float8_e4m3fn", "trainer": "bfloat16"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

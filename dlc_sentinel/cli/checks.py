@@ -174,11 +174,32 @@ def keys(config: Config) -> Check:
     try:
         held = keyring.load_sentinel(path)
     except KeysError as error:
-        return Check("keys", "fail", str(error), f"dlc-sentinel keys new {path}")
+        return _producer_keys(path) or Check("keys", "fail", str(error), f"dlc-sentinel keys new {path}")
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         return Check("keys", "warn", f"{path} has mode {mode:04o}: others may list it", f"chmod 700 {path}")
     return Check("keys", "ok", f"{path}: whole, secrets private, {len(held.producers)} producer keys let in")
+
+
+def sentinel_keys(config: Config) -> str:
+    """Folder whose keys a sentinel here can use, "" where there is none."""
+    try:
+        keyring.load_sentinel(config.serve.keys)
+    except KeysError:
+        return ""
+    return config.serve.keys
+
+
+def _producer_keys(path: Path) -> Check | None:
+    """What a node needs on which only the job runs; None where that is not whole, or a sentinel's keys are here too."""
+    if (path / "sentinel.secret").exists():
+        return None
+    try:
+        keyring.load_producer(path)
+    except KeysError:
+        return None
+    text = f"{path}: a job's keys, whole; a sentinel here would need sentinel.secret from where they were made"
+    return Check("keys", "ok", text)
 
 
 def metrics_port(config: Config) -> Check:

@@ -28,6 +28,7 @@ from dlc_sentinel.core.rules.base import (
     View,
     at_floor,
     engine_values,
+    is_noise,
     lag_level,
     wants_drop,
 )
@@ -150,7 +151,7 @@ class Decider:
 
     def still(self, facts: StepFacts) -> tuple[str, ...]:
         """Verdicts that this step may not help to close."""
-        return ("LAG",) if not facts.action_ess > self._config.ess.closed else ()
+        return ("LAG",) if not facts.action_ess > self._config.ess.closed and not is_noise(facts) else ()
 
     # -- a step closed -----------------------------------------------------------------------------------------------
 

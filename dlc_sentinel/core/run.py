@@ -17,7 +17,7 @@ from dlc_sentinel.core.detect import Finding, Findings
 from dlc_sentinel.core.diagnose import LIFTS_FLOOR, diagnose, healthy
 from dlc_sentinel.core.dtypes import UNSAID, carried, said
 from dlc_sentinel.core.facts import ClosedStep, StepFacts, from_json
-from dlc_sentinel.core.floors import Floors
+from dlc_sentinel.core.floors import MIN_TOKENS, Floors
 from dlc_sentinel.core.join import Join
 from dlc_sentinel.core.learning import Learning
 from dlc_sentinel.core.ledger import SHOWN, Ledger
@@ -354,6 +354,7 @@ class RunMonitor:
             with_pooled(facts, history, self._config),
             floor_rms=rms,
             floor_mean_abs=mean_abs,
+            noise_rms=facts.unmoved.rms if facts.unmoved.num >= MIN_TOKENS or not history else history[-1].noise_rms,
             profile=profile_of(probe, rms),
             discrepancy_by=discrepancy_by(probe),
             learning=self._learning.update(facts.scalars),

@@ -33,6 +33,7 @@ from dlc_sentinel.records import (
     Synced,
     Train,
 )
+from dlc_sentinel.wire.tensors import DTYPE_NAMES, is_known_dtype
 
 BATCH_TOKENS = 2**15
 BATCH_ROWS = 512
@@ -91,7 +92,7 @@ class Interchange:
                     raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
                 key = lines.parse_key(text)
                 if key.type == "meta":
-                    self._take_meta(text)
+                    self._take_meta(number, text)
                     continue
             except ValueError as error:
                 self.problems.append((number, str(error)))
@@ -101,10 +102,14 @@ class Interchange:
             self._step.append(key.step)
             self._place.append(key.update if key.type == "seq" else 2**60 + _RANK[key.type])
 
-    def _take_meta(self, text: bytes) -> None:
+    def _take_meta(self, number: int, text: bytes) -> None:
         line = self._known(text)
-        if isinstance(line, MetaLine) and self.meta == MetaLine():
-            self.meta = line
+        if not isinstance(line, MetaLine) or self.meta != MetaLine():
+            return
+        self.meta = line
+        for side, name in line.dtypes().items():
+            if not is_known_dtype(name):
+                self.problems.append((number, f"{side}_dtype {plain(name, 40)!r}: wanted {', '.join(DTYPE_NAMES)}"))
 
     def records(self) -> Iterator[Record]:
         """Hello, then per step: Train records, Scalars, Synced, StepEnd."""

@@ -85,6 +85,8 @@ def fetch(url: str, *, timeout_s: float = 5.0, history: int = 512) -> Snapshot:
     except HTTPException as error:
         what = plain(f"{type(error).__name__}: {error}", 120)
         raise OSError(f"{plain(url)}: no whole HTTP answer ({what}); is it {METRICS_PORT}?") from error
+    except OSError as error:
+        raise OSError(f"{plain(url)}: no whole HTTP answer ({plain(error)}); is it {METRICS_PORT}?") from error
     if len(body) > MAX_BYTES:
         raise RecordError(f"snapshot: more than {MAX_BYTES} bytes from {plain(url)}")
     return decode(body)

@@ -175,7 +175,12 @@ class Line:
     def _say_unsent(self, num_waited: int) -> None:
         """The last word of a job whose sentinel did not take all. How much of what was sent is lost nobody knows."""
         offered, _, _ = self.outbox.account()
-        if offered and (self._is_heard or self.source.rank == 0):
+        if offered and not self._is_heard and self.source.rank == 0:
+            _log.warning(
+                "dlc-sentinel: none of the %s tokens of run %s were taken: nobody answered at %s; %s",
+                f"{offered:,}", self.source.run, self._address, self._what_to_start,
+            )  # fmt: skip
+        elif offered and self._is_heard:
             _log.warning(
                 "dlc-sentinel: %s of %s tokens of run %s were not sent, and the last of the others may be lost: the "
                 "sentinel at %s did not take them within %g s at the end; is it stopped, gone or overloaded? "
@@ -245,6 +250,14 @@ class Line:
             self._said_alone = False
             _log.warning("dlc-sentinel: a sentinel answers at %s: run %s is watched", self._address, self.source.run)
 
+    @property
+    def _what_to_start(self) -> str:
+        """Over tcp a sentinel with other keys is as silent as none."""
+        start = "start `dlc-sentinel serve`"
+        if self._keys is not None:
+            return f"{start}, with the keys that DLC_SENTINEL_KEYS holds here"
+        return f"{start}; if it has keys, set DLC_SENTINEL_KEYS" if self._address.ipc_path is None else start
+
     def _note_alone(self) -> None:
         """Said on rank 0, once each time, and not again within a minute where the sentinel comes and goes."""
         now_s = time.monotonic()
@@ -253,8 +266,8 @@ class Line:
             self._alone_due_s = now_s + ALONE_EVERY_S
             what = "the sentinel no longer answers at" if self._is_heard else "nobody answers at"
             _log.warning(
-                "dlc-sentinel: %s %s: run %s is not watched, and goes on; start `dlc-sentinel serve`",
-                what, self._address, self.source.run,
+                "dlc-sentinel: %s %s: run %s is not watched, and goes on; %s",
+                what, self._address, self.source.run, self._what_to_start,
             )  # fmt: skip
 
     def _receive(self, control_socket: zmq.Socket[bytes]) -> None:

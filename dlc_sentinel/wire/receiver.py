@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import random
 from contextlib import suppress
@@ -32,6 +33,7 @@ _ZAP_DOMAIN = "sentinel"
 _BYE = b"\xa3bye"
 """A header begins with its kind: what a goodbye holds within its first `_KIND_BYTES`, and hardly another frame."""
 _KIND_BYTES = 24
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,22 @@ def _take_lock(address: Address) -> int | None:
     return lock
 
 
+class _Door:
+    """Lets in the keys that are held, and says once that another one has knocked: its job hears nothing."""
+
+    def __init__(self, held: keyring.SentinelKeys) -> None:
+        self._held = held
+        self._said = False
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """The shape that pyzmq's authenticator calls."""
+        known = self._held.callback(domain, key)
+        if not known and not self._said:
+            self._said = True
+            _log.warning("a job was refused: its key is no producer*.public of this sentinel's keys (said once)")
+        return known
+
+
 def _start_authenticator(
     context: zmq.Context[zmq.Socket[bytes]], held: keyring.SentinelKeys | None
 ) -> ThreadAuthenticator | None:
@@ -274,7 +292,7 @@ def _start_authenticator(
         return None
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback(domain=_ZAP_DOMAIN, credentials_provider=held)
+    authenticator.configure_curve_callback(domain=_ZAP_DOMAIN, credentials_provider=_Door(held))
     return authenticator
 
 

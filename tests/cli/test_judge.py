@@ -194,7 +194,7 @@ def test_blind_says_where_nothing_was_there_to_judge(cli, home):
 
     assert begun.code == lost.code == 1
     assert begun.out.startswith("BLIND: cannot say: no step was closed\n")
-    assert lost.out.startswith("BLIND: cannot say: no usable line (1 not used)\n")
+    assert lost.out.startswith("BLIND: cannot say: no usable row of tokens (1 lines not used)\n")
     assert "1 line was not used: 2\n" in lost.err
 
 

@@ -327,3 +327,13 @@ def test_the_page_takes_another_port_where_its_own_is_taken_and_can_be_switched_
     assert second.info["page"] not in (None, first.info["page"])
     assert f"(port {port} is taken; --set serve.page_port=PORT)" in second.end().err
     assert third.info["page"] is None
+
+
+def test_doctor_takes_a_jobs_keys_for_whole_on_a_node_where_only_the_job_runs(cli, home):
+    cli("keys", "new", "k")
+    (home / "k" / "sentinel.secret").unlink()
+
+    done = cli("doctor", "--set", "serve.keys=k", "--set", "serve.metrics_port=0")
+    line = next(line for line in done.out.splitlines() if " keys: " in line)
+    assert line.startswith("ok") and "sentinel.secret" in line
+    assert not any(line.startswith("fail") for line in done.out.splitlines())

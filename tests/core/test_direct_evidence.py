@@ -459,3 +459,44 @@ def test_a_few_strays_in_small_steps_are_no_tail(job):
     play(job, 30, streams)
 
     assert kinds(job) == set()
+
+
+# -- lag that is none -------------------------------------------------------------------------------------------------
+
+
+def with_noise(job, noise, *, first=0, per_age=0.0, steps=50):
+    """A job that syncs at a RESYNC only; the trainer's two passes differ by `noise` nats from `first` on."""
+    generated = 0
+    for step in range(steps):
+        s = make_streams(step, rows=32, length=200, disc=0.01)
+        rms = np.hypot(noise if step >= first else 0.0, per_age * (step - generated))
+        s.cur = np.minimum(s.old + s.rng.normal(0.0, 1.0, s.shape) * rms, 0.0)
+        for command in commands(job.step(step, s.train(version=step, gen_version=generated), scalars=MOVES)):
+            if command["sent"]:
+                generated = step + 1
+                job.ack(command, version=step + 1, step=step)
+
+
+@pytest.mark.parametrize(("first", "resyncs"), [(0, 0), (15, 1)])
+def test_what_the_trainers_own_two_passes_differ_by_is_no_lag_that_a_RESYNC_could_cure(job, first, resyncs):
+    with_noise(job, 0.3, first=first)
+
+    assert still_open(job) == {"ENGINE/trainer_noise"} and sent(job) == ["RESYNC"] * resyncs
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05])
+def test_lag_is_lag_beside_a_trainer_that_is_a_little_noisy(job, noise):
+    with_noise(job, noise, per_age=0.05)
+
+    assert kinds(job) == {"LAG/old_weights"} and len(sent(job)) >= 5
+
+
+def test_an_engine_that_hovers_about_the_line_from_the_start_is_not_stale(job):
+    def streams(step):
+        s = make_streams(step, rows=48, length=256)
+        s.engine = np.minimum(s.old - s.rng.normal(0.0, 0.3, s.shape), 0.0)
+        return s
+
+    play(job, 16, streams)
+
+    assert "STALE_ENGINE" not in str(kinds(job)) and sent(job) == []

@@ -387,3 +387,11 @@ def test_lines_after_one_that_is_too_long_are_read_where_they_are(tmp_path, monk
 
     assert [name for _, _, name, _ in rows(records)] == ["a", "c"]
     assert file.problems == [(2, "longer than 1000 bytes")]
+
+
+def test_a_dtype_that_is_not_known_is_named_and_the_rest_of_its_line_is_used(tmp_path):
+    meta = {"type": "meta", "run": "r9", "engine_dtype": "flot32", "trainer_dtype": "bfloat16"}
+    _, file = read(write(tmp_path / "f.jsonl", meta, seq()))
+
+    ((number, why),) = file.problems
+    assert (number, file.run) == (1, "r9") and why.startswith("engine_dtype 'flot32': wanted float64, float32")

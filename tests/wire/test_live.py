@@ -299,7 +299,7 @@ def test_a_hook_with_the_right_keys_gets_through(tmp_path: Path, monkeypatch: py
 
 
 def test_neither_an_unknown_key_nor_no_key_gets_anything_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     new_keys(tmp_path / "keys")
     new_keys(tmp_path / "strangers")
@@ -319,6 +319,8 @@ def test_neither_an_unknown_key_nor_no_key_gets_anything_through(
         reader.until_any(Bye)
 
     assert {record.source.run for record in reader.records} == {"known"}
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("receiver")]
+    assert said == ["a job was refused: its key is no producer*.public of this sentinel's keys (said once)"]
 
 
 def test_readable_keys_stop_a_sentinel_before_it_binds(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ UNREPORTED = "unreported"
 """Kind of TRANSFORM that is known from settings alone: it lifts no floor and explains nothing that the rows show."""
 ABOVE_FLOOR = 3.0
 MIN_ENGINE_NATS = 0.02
+NOISE_SHARE = 0.9
+"""Of the lag's rms; four fifths of its square."""
 CACHE_FLOORS = 2.0
 CATASTROPHE_NATS = 0.2
 """Of the rms and of the largest hundredth: one wild token in a step is a spike, not a catastrophe."""
@@ -86,6 +88,11 @@ class Candidate:
 Rule = Callable[[Sequence[StepFacts], View], list[Candidate]]
 
 
+def is_noise(facts: StepFacts) -> bool:
+    """True where what looks like lag is no more than the trainer's two passes differ by at equal weights."""
+    return facts.noise_rms >= NOISE_SHARE * facts.lag.rms
+
+
 def lag_level(facts: StepFacts, config: Config) -> int:
     """2 = severe, 1 = below the threshold, 0 = not. A sample too small even when pooled counts only when severe.
 
@@ -93,7 +100,7 @@ def lag_level(facts: StepFacts, config: Config) -> int:
     """
     # Before any weight has moved there is no lag: what looks like it is the trainer's own noise.
     unmoved = facts.age_max == 0 and facts.last_update == 0 and facts.unmoved.num > 0
-    ess = math.nan if unmoved else facts.judged_ess
+    ess = math.nan if unmoved or is_noise(facts) else facts.judged_ess
     if math.isnan(ess):
         return 0
     if ess < config.ess.severe and not (facts.action_enough and facts.action_interval[1] >= config.ess.threshold):

@@ -15,12 +15,14 @@ from dlc_sentinel.core.rules.base import (
     FIRST_STEP,
     MIN_ENGINE_NATS,
     RESUMED_STEPS,
+    RISE_BEGUN,
     Candidate,
     View,
     at_floor,
     disagree,
     engine_values,
     is_jump,
+    is_noise,
     level_values,
     moved,
     on_old_cache,
@@ -135,6 +137,7 @@ def _first_update(history: Sequence[StepFacts]) -> bool:
     """A broken delivery shows for the first time: after a run's first step, or once the learning rate is not 0."""
     first, later = history[0], history[1:]
     off = first.step <= FIRST_STEP and at_floor(first) and not any(map(at_floor, later))
+    off = off and engine_values(history[-1]).rms >= RISE_BEGUN * engine_values(first).rms
     if off and 0 < len(later) <= RESUMED_STEPS and history[-1].profile.correlation >= SAME_TEXT:
         return True
     rates = [f.scalars.get("lr", math.nan) for f in history]
@@ -261,9 +264,10 @@ def engine_changed(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 def trainer_noise(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """The trainer's two passes over the same rows at the same weights disagree."""
     now = history[-1]
-    if now.unmoved.num < MIN_TOKENS or not now.unmoved.rms > max(SELF_NATS, now.floor_rms):
+    shows = now.unmoved.num >= MIN_TOKENS or is_noise(now)
+    if not shows or not now.noise_rms > max(SELF_NATS, now.floor_rms):
         return []
-    evidence: dict[str, Json] = {"rms_nats": now.unmoved.rms, "tokens": now.unmoved.num}
+    evidence: dict[str, Json] = {"rms_nats": now.noise_rms, "lag_rms_nats": now.lag.rms, "tokens": now.lag.num}
     return [Candidate("ENGINE", "trainer_noise", 0.9, ADVICE["ENGINE", "trainer_noise"], evidence)]
 
 
