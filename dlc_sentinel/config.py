@@ -84,7 +84,7 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     float8: Nats = 0.18
     minimum: Nats = 1e-3
     steps: Count = 10
-    """The run's own floor is the median of its first this many steps."""
+    """The run's own floor is the median of its first this many steps, at most twice the value above."""
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
