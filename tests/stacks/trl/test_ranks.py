@@ -44,7 +44,9 @@ def test_rows_of_both_ranks_are_pooled_into_one_step(resynced):
     assert {row.group for row in rows if row.rank == 0}.isdisjoint(row.group for row in rows if row.rank == 1)
     assert all(int(row.group.split("g")[1]) == int(row.id.split(".")[1]) // 4 for row in rows)
     assert watched.ears.steps[0]["num_tokens"] == sum(len(row.cur) for row in rows)
-    assert not any(sum(step["dropped"].values()) for step in watched.ears.steps.values())
+    # a step here takes 50 ms: a rank that a busy machine holds up for two of them is late, and counted so
+    lost = {cause for step in watched.ears.steps.values() for cause, num in step["dropped"].items() if num}
+    assert lost <= {"late"}
 
 
 @pytest.mark.slow
