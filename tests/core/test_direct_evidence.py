@@ -381,6 +381,25 @@ def test_an_engine_that_gets_only_some_of_the_syncs_its_labels_name_is_stale_and
     assert sent(job) == ["RESYNC"] * 3
 
 
+def some_syncs(step, rms, *, every=3, first=8, last=10**9):
+    """Weights that arrive at every third step only, `rms` nats of movement a step."""
+    s = make_streams(step, rows=48, length=200, lag=rms * ((step - first) % every) if first <= step <= last else 0.0)
+    s.old = s.cur.copy()
+    return s
+
+
+def test_missed_syncs_that_grow_are_no_catastrophe_of_the_engine(job):
+    play(job, 44, lambda step: some_syncs(step, 0.06 if step < 28 else 0.3))
+
+    assert "ABORT" not in sent(job) and still_open(job) == {"STALE_ENGINE/some_syncs"}
+
+
+def test_missed_syncs_that_have_ended_are_no_longer_said(job):
+    play(job, 48, lambda step: some_syncs(step, 0.06, last=26))
+
+    assert "STALE_ENGINE/some_syncs" in kinds(job) and still_open(job) == set()
+
+
 @pytest.mark.parametrize(("off_steps", "of"), [(2, 4), (3, 5), (3, 4)])
 def test_numerics_that_come_and_go_and_do_not_grow_are_no_missed_syncs(job, off_steps, of):
     play(job, 48, lambda step: make_streams(step, disc=0.12 if step >= 8 and step % of < off_steps else 0.02))

@@ -235,9 +235,9 @@ def test_a_few_rows_of_current_weights_tell_their_fault_however_many_old_rows_ar
         versions = np.where(fresh, step + 3, step + 1)
         job.step(step, s.train(version=step + 3, gen_version=versions, old_N=None, old_is="absent"))
 
-    assert {(f["verdict"], f["kind"]) for f in job.report()["findings"] if f["state"] == "confirmed"} == {
-        ("DATA", "offset")
-    }
+    report = job.report()
+    assert {(f["verdict"], f["kind"]) for f in report["findings"] if f["state"] == "confirmed"} == {("DATA", "offset")}
+    assert report["steps"][-1]["discrepancy_by"]["position"]  # known of exact rows alone
 
 
 def test_rows_that_name_no_version_have_no_wrong_label():

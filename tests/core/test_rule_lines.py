@@ -12,7 +12,8 @@ from factories_streams import log_softmax, make_noise, make_policy, make_sampled
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.decide import Decider
 from dlc_sentinel.core.facts import StepFacts, Values
-from dlc_sentinel.core.rules.base import View, resumed, rising, tail_alone
+from dlc_sentinel.core.profile import Profile
+from dlc_sentinel.core.rules.base import View, resumed, rising, skipping, tail_alone
 from dlc_sentinel.core.rules.engine import stale_engine
 
 BF16 = {"engine": "bfloat16", "trainer": "bfloat16"}
@@ -528,7 +529,7 @@ def test_steps_without_a_known_discrepancy_do_not_decide_whether_the_tail_alone_
 
 
 def test_a_process_that_goes_on_is_known_by_its_own_first_step():
-    history = [facts(0.03, step) for step in range(20)] + [facts(0.2, 20), UNKNOWN]
+    history = [facts(0.03, step) for step in range(20)] + [facts(0.2, 20), replace(UNKNOWN, step=21)]
     view = View(Config(), resumed_step=20)
 
     (found,) = stale_engine(history[:-1], view)
@@ -544,3 +545,28 @@ def test_what_the_trainer_has_moved_since_its_engine_was_at_its_floor_outlives_a
 
     assert decider.state.displacement_nats == pytest.approx(0.3)
     assert decider.state.displacement_quiet_nats == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("course", "skips"),
+    [
+        ([0.10, 0.15, 0.20, 0.03, 0.10, 0.15, 0.20, 0.03, 0.10], True),
+        ([0.10, 0.15, 0.20, 0.26, 0.33, 0.03, 0.10, 0.15], False),  # back but once
+        ([0.10, 0.15, 0.20, 0.06, 0.10, 0.15, 0.20, 0.06, 0.10], False),  # never back at its floor
+        ([0.10, 0.15, 0.03, 0.10, 0.15, 0.03, 0.10], False),  # two pairs of steps, which is chance
+        ([0.10, 0.104, 0.108, 0.03, 0.10, 0.104, 0.108, 0.03, 0.10], False),  # worse by four percent
+        ([0.10, 0.15, 0.11, 0.03, 0.10, 0.15, 0.11, 0.03, 0.10], False),  # as often better as worse
+    ],
+)
+def test_missed_syncs_show_as_a_rise_that_ends_at_the_floor_more_than_once(course, skips):
+    history = [facts(rms, step) for step, rms in enumerate([0.03, 0.03, *course])]
+
+    assert skipping(history) == (2 if skips else -1)
+
+
+@pytest.mark.parametrize(("first", "later", "stale"), [(0.05, 0.12, True), (0.089, 0.095, False)])
+def test_the_first_update_shows_a_broken_delivery_by_a_jump_and_not_by_a_hair(first, later, stale):
+    profile = Profile(correlation=0.9)
+    history = [replace(facts(rms, step), profile=profile) for step, rms in enumerate([first, later])]
+
+    assert bool(stale_engine(history, View(Config()))) == stale
