@@ -132,8 +132,7 @@ def creeping(job, k, generated):
 
 def straggling(job, k, generated):
     """Half the rows are of the first weights for ever: what was queued before a RESYNC does not drain."""
-    versions = np.repeat([0, k], 16)
-    return {"span_version_K": versions, "lag": 0.2 * (k > 2)}
+    return {"span_version_K": np.repeat([0, k], 16), "lag_S": np.repeat([0.3 * (k > 2), 0.0], 16)}
 
 
 def refilling(job, k, generated):

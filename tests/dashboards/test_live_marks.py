@@ -25,7 +25,7 @@ def test_a_resync_its_answer_and_a_weight_sync_are_marked_in_grafana(tmp_path):
             sentinel.start()
             hook, step, command = connect(sentinel.address), 0, None
             while command is None and step < 200:
-                command = send_step(hook, step, gen=0, lag=0.5)
+                command = send_step(hook, step, gen=0, lag=0.5 if step else 0.0)
                 wait_until(lambda at=step: any(r.last_step >= at for r in sentinel.runtime.snapshot().runs), "the step")
                 step += 1
             hook.ack(command, "applied", version=step)
