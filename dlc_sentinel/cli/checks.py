@@ -183,11 +183,13 @@ def keys(config: Config) -> Check:
 
 def sentinel_keys(config: Config) -> str:
     """Folder whose keys a sentinel here can use, "" where there is none."""
+    folder = config.serve.keys
     try:
-        keyring.load_sentinel(config.serve.keys)
+        if folder:
+            keyring.load_sentinel(folder)
     except KeysError:
         return ""
-    return config.serve.keys
+    return folder
 
 
 def _producer_keys(path: Path) -> Check | None:

@@ -34,7 +34,7 @@ from dlc_sentinel.core.rules.base import (
 )
 from dlc_sentinel.core.rules.engine import STALE_KV
 from dlc_sentinel.core.rules.label import ROW_SHARE
-from dlc_sentinel.core.strides import STRIDE_STEPS, last_number, num_since, stride
+from dlc_sentinel.core.strides import STRIDE_STEPS, last_number, num_since, num_steps
 from dlc_sentinel.records import UNKNOWN_VERSION, Ack, Action, Command, Json
 
 FLAG_STEPS, FLAGS_NEEDED = 3, 2
@@ -239,12 +239,12 @@ class Decider:
         finding = findings.get("LAG")
         action: Action = "drop_stale" if wants_drop(facts, self._config) else "sync_weights"
         if action == "drop_stale" and s.last_drop[0] >= 0:
-            num_steps = self._since(s.last_drop[0])
-            soon = num_steps <= s.last_drop[1] + FLAG_STEPS
+            since = self._since(s.last_drop[0])
+            soon = since <= s.last_drop[1] + FLAG_STEPS
             s.queue_rounds = s.queue_rounds + 1 if soon else 0
             if s.queue_rounds >= QUEUE_ROUNDS:
                 text = (
-                    f"drop_stale is due again after {num_steps} steps, within the queue's depth of "
+                    f"drop_stale is due again after {since} steps, within the queue's depth of "
                     f"{s.last_drop[1]}: no further RESYNC; shorten the queue or lower the learning rate"
                 )
                 return [Decision("note", text)]
@@ -274,15 +274,10 @@ class Decider:
         if self._sends:
             asked = engine_values(facts).rms if rule == "b" else math.nan
             s.pending = Pending(command.id, rule, action, facts.step, command.expires_step, facts.version, asked)
-            s.last_drop = (s.last_drop[0], self._queue_steps(facts))
+            s.last_drop = (s.last_drop[0], num_steps(s.versions, facts.age_max))
         else:
             s.blocked = True
         return Decision("command", f"RESYNC {action}: {reason}", command, sent=self._sends)
-
-    def _queue_steps(self, facts: StepFacts) -> int:
-        """Steps since the trainer had the weights of the oldest rows, 0 where their age is unknown."""
-        per_step = max(stride(self.state.versions), 1)
-        return math.ceil(facts.age_max / per_step) if facts.age_max >= 0 else 0
 
     @property
     def _sends(self) -> bool:

@@ -101,9 +101,9 @@ class StepFacts:
     rescored_interaction: float = NAN
     """... and twice its mean product with what moved in the engine, nats^2: what the other order of terms adds."""
     unmoved: Values = Values()
-    noise_rms: float = NAN
-    """rms of `unmoved`, of the newest step that has such rows: what the trainer's two passes differ by, nats."""
     """Lag of rows of age 0 in the first update, before any weight moved: the trainer against itself."""
+    noise_rms: float = NAN
+    """rms of `unmoved`, of the newest step that has such rows, nats."""
     total_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """age -> (tokens, rms of total) in the step's first update ..."""
     engine_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)

@@ -198,7 +198,7 @@ def _classes(
 def _mislabelled(sample: Sequence[WholeRow]) -> float:
     """Share of rows, of age > 0, whose label is wrong: a right one makes trainer now - engine the larger of the two."""
     aged = [row for row in sample if 0 < row.age < UNKNOWN_AGE]
-    pairs = [(_rms(row.x_T), _rms(row.current_T.astype(np.float64) - row.engine_T)) for row in aged]
+    pairs = [(row.rms, _rms(row.current_T.astype(np.float64) - row.engine_T)) for row in aged]
     wrong = [at_label > max(LABEL_TIMES * now, FAR_NATS) for at_label, now in pairs]
     return sum(wrong) / len(sample)
 

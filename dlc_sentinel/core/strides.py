@@ -29,6 +29,11 @@ def last_number(steps: Sequence[int], step: int, num: int) -> int:
     return step + num * stride(steps) if len(steps) > 1 else -1
 
 
+def num_steps(numbers: Sequence[int], distance: float) -> int:
+    """How many steps `distance` is, where `numbers` is what it is counted in, at each step; 0 for nan or below 0."""
+    return ceil(distance / max(stride(numbers), 1)) if distance >= 0 else 0
+
+
 @dataclass(slots=True)
 class Silence:
     """Steps that closed since something came last, held against the most it has stayed away for before."""

@@ -173,40 +173,40 @@ def test_a_dead_target_costs_its_news_not_the_others(caplog):
     assert "RuntimeError" in caplog.text
 
 
+class Stuck(Phone):
+    """Hangs in its first call until it is released."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def send(self, title, body, level):
+        self.entered.set()
+        return self.release.wait(30)
+
+
 def test_a_target_that_hangs_never_holds_the_watch():
-    release, entered = threading.Event(), threading.Event()
-
-    class Stuck(Phone):
-        def send(self, title, body, level):
-            entered.set()
-            return release.wait(30)
-
-    notifier = Notifier([Stuck()], retry_s=0.0)
+    stuck = Stuck()
+    notifier = Notifier([stuck], retry_s=0.0)
     notifier.handle(finding(kind="first"))
-    assert entered.wait(10)
+    assert stuck.entered.wait(10)
     for n in range(1000):
         notifier.handle(finding(kind=f"k{n}", level="CRITICAL", t_s=NOW_S + n))
 
     assert notifier.num_lost >= 700
-    release.set()
+    stuck.release.set()
     notifier.close()
 
 
 def test_news_that_found_no_room_are_lost_to_those_alone_who_would_have_got_them():
-    release, entered = threading.Event(), threading.Event()
-
-    class Stuck(Phone):
-        def send(self, title, body, level):
-            entered.set()
-            return release.wait(30)
-
-    notifier = Notifier([Stuck(), Phone(only_critical=True)], retry_s=0.0, max_per_hour=10_000)
+    stuck = Stuck()
+    notifier = Notifier([stuck, Phone(only_critical=True)], retry_s=0.0, max_per_hour=10_000)
     notifier.handle(finding(kind="first"))
-    assert entered.wait(10)
+    assert stuck.entered.wait(10)
     for n in range(1000):
         notifier.handle(finding(kind=f"k{n}", t_s=NOW_S + n))
     lost = notifier.num_lost
-    release.set()
+    stuck.release.set()
     notifier.close()
 
     assert lost + notifier.num_sent == 1001

@@ -97,8 +97,9 @@ def stale_engine(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 def _reasons(history: Sequence[StepFacts], view: View) -> dict[str, Json]:
     """What speaks for weights that stay behind, by name."""
     now, p = history[-1], history[-1].profile
+    is_off = not at_floor(now)
     reasons: dict[str, Json] = {}
-    if not at_floor(now):
+    if is_off:
         if resumed(history, view):
             reasons["first_step_after_a_resume"] = next(f.step for f in history if f.step >= view.resumed_step)
         if _first_update(history):
@@ -110,9 +111,9 @@ def _reasons(history: Sequence[StepFacts], view: View) -> dict[str, Json]:
     if not moved(history):
         return reasons
     (since, ratio), comes_since = rising(history), skipping(history)
-    if not at_floor(now) and since >= 0:
+    if is_off and since >= 0:
         reasons |= {"rising_since_step": since, "rise_ratio": ratio}
-    if not at_floor(now) and comes_since >= 0:
+    if is_off and comes_since >= 0:
         reasons["comes_and_goes_since_step"] = comes_since
     if now.repeated_checksum and engine_values(now).rms > 1.5 * now.floor_rms:
         reasons["repeated_checksum"] = True
