@@ -18,6 +18,10 @@ from typing import Any
 from tests.stacks.vllm.support import ENGINE_ENV, ENGINE_PYTHON, HERE, Stream, listening
 
 READY_S = 540.0
+SHUTDOWN_S = 30
+"""Without it vLLM kills its API servers at once, whatever they still hold."""
+MAX_TOKENS = 32768
+"""Far more than are generated while a busy server finds out that a client has hung up."""
 
 
 class Server:
@@ -58,9 +62,10 @@ def serving(folder: Path, log: Path) -> Iterator[tuple[Server, Stream]]:
         subprocess.run([str(ENGINE_PYTHON), "-c", make, str(folder)], cwd=HERE, check=True, env=os.environ | ENGINE_ENV)
     command = [
         str(ENGINE_PYTHON.with_name("vllm")), "serve", str(folder), "--port", str(port), "--host", "127.0.0.1",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "64",
+        "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "64",
+        "--max-model-len", str(MAX_TOKENS), "--hf-overrides", json.dumps({"max_position_embeddings": MAX_TOKENS}),
         "--api-server-count", "2", "--distributed-executor-backend", "uni", "--no-enable-prefix-caching",
-        "--served-model-name", "tiny",
+        "--served-model-name", "tiny", "--shutdown-timeout", str(SHUTDOWN_S),
     ]  # fmt: skip
     with listening() as (receiver, stream), log.open("w") as out:
         env = os.environ | ENGINE_ENV | {
@@ -74,7 +79,7 @@ def serving(folder: Path, log: Path) -> Iterator[tuple[Server, Stream]]:
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(30)
+                process.wait(3 * SHUTDOWN_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(10)

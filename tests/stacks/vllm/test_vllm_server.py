@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.vllm.server import serving
+from dlc_sentinel.records import Bye
+from dlc_sentinel.wire.codec import UNNUMBERED, decode
+from tests.stacks.vllm.server import MAX_TOKENS, serving
 from tests.stacks.vllm.support import Stream, needs_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, needs_vllm]
 
 NUM_REQUESTS = 32
+LONG = MAX_TOKENS - 100
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def served(vllm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
         with ThreadPoolExecutor(8) as pool:
             answers: dict[str, Any] = {"first": list(pool.map(ask, range(NUM_REQUESTS)))}
-        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "temperature": 1.0}
+        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": LONG, "ignore_eos": True, "temperature": 1.0}
         answers["given_up"] = server.give_up(body, events=10)
         server.post("/collective_rpc", {"method": "reload_weights"})
         answers["reloaded"] = ask(101)
@@ -77,7 +80,7 @@ def test_a_client_that_hangs_up_leaves_what_was_generated_so_far(served: tuple[d
 
     given_up = stream.responses[f"{answers['given_up']}-0"]
     assert given_up.finish == "abort"
-    assert 10 <= len(given_up.logprobs) < 2000
+    assert 10 <= len(given_up.logprobs) < LONG
 
 
 def test_a_reload_and_a_label_reach_both_api_servers_as_versions(served: tuple[dict[str, Any], Stream]) -> None:
@@ -87,6 +90,20 @@ def test_a_reload_and_a_label_reach_both_api_servers_as_versions(served: tuple[d
     assert {tuple(responses[name].spans) for name in _ids(answers["first"][0])} == {((0, 0),)}
     assert {tuple(responses[name].spans) for name in _ids(answers["reloaded"])} == {((1, 0),)}
     assert {tuple(responses[name].spans) for name in _ids(answers["labelled"])} == {((7, 0),)}
+
+
+def test_a_server_that_may_end_by_itself_sends_what_it_holds_and_says_goodbye(
+    served: tuple[dict[str, Any], Stream],
+) -> None:
+    _, stream = served
+    byes = {record.source.producer: record.frames_sent for record in stream.records if isinstance(record, Bye)}
+    numbers: dict[str, list[int]] = {}
+    for record, number in map(decode, stream.payloads):
+        if number != UNNUMBERED:
+            numbers.setdefault(record.source.producer, []).append(number)
+
+    assert len(byes) == 3  # two API servers and the engine core
+    assert numbers == {producer: list(range(num_frames)) for producer, num_frames in byes.items()}
 
 
 def test_each_process_of_the_server_says_what_it_wrapped(served: tuple[dict[str, Any], Stream]) -> None:
