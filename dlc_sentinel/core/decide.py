@@ -325,6 +325,14 @@ class Decider:
                 self._end_pending(max(ack.step, s.pending.issued_step))
         return [Decision("outcome", text, _named(ack.command_id, self._run), outcome=ack.outcome, version=ack.version)]
 
+    @property
+    def expires_step(self) -> int:
+        """The last step at which the command that waits may be applied, -1 where there is none or that is not known.
+
+        An answer may overtake the rows of the step it was given at, but not this one.
+        """
+        return -1 if self.state.pending is None else self.state.pending.expires_step
+
     def synced(self, version: int, step: int) -> None:
         """Weights newer than those the command was issued at were delivered: stands in for an ack that never came."""
         s = self.state

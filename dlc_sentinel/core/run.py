@@ -123,7 +123,8 @@ class RunMonitor:
         elif isinstance(record, Scalars):
             self._scalars(record)
         elif isinstance(record, Ack):
-            answer = replace(record, step=min(record.step, max(self._windows, default=self._last_closed)))
+            newest = max(self._windows, default=self._last_closed)
+            answer = replace(record, step=min(record.step, max(newest, self._decider.expires_step)))
             events += self._ledger.decided(self._decider.ack(answer), answer.step, now_s)
         elif isinstance(record, (Heartbeat, Bye)):
             self._sender_drops(record)

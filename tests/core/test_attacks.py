@@ -545,6 +545,15 @@ def test_an_answer_from_an_impossible_step_does_not_stop_the_clock(outcome):
     assert len(commands(job.events)) >= 2
 
 
+def test_an_answer_that_overtakes_the_rows_of_its_step_keeps_its_step():
+    job = Job()
+    lagging(job, 8)
+    (command,) = commands(job.events)
+    job.ack(command, version=10, step=9)
+
+    assert [event.step for event in of_kind(job.events, "ack")] == [9]
+
+
 def test_movement_reported_as_infinite_survives_the_state_file():
     job = Job()
     job.feed(Scalars(job.source, 0, {"displacement_nats": float("inf")}))
