@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from statistics import fmean
 
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.core.learning import LEVELS, LONG_STEPS
+from dlc_sentinel.core.learning import LEVELS, LONG_STEPS, START_STEPS, unsteadiness
 from dlc_sentinel.core.rules.base import Candidate, View
 from dlc_sentinel.records import Json
 
 ENTROPY_SHARE, ENTROPY_TIMES = 0.1, 5.0
-AT_PEAK, LEARNT_TIMES = 0.9, 1.5
+LEARNT_GAIN, LEARNT_SURE = 0.25, 2.0
+"""Of the reward's start; and of its noise."""
 TRUNCATED, TRUNCATED_RISE = 0.5, 0.25
 LENGTH_TIMES = 3.0
+RISEN_STEPS, SURE_RISE = 5, 4.0
+"""A dial of single rows jumps where a step has few of them: means are held against the start, beyond their noise."""
+MEDIAN_NOISE = math.pi / 2.0
+"""Of a median's variance to a mean's, for normal noise."""
 REWARD_LOST, REWARD_WORSE, MIN_SCALE = 0.5, 0.25, 0.05
 SURE: Mapping[str, float] = {"reward": 5.0, f"reward_{LONG_STEPS}": 7.0}
 """A fall counts from so many times its noise on: the peak is the largest of many means, noise and all."""
 GRADIENT_STEPS, FROZEN_NORM = 3, 1e-8
+FROZEN_CHANCE = 1e-5
+"""Groups whose rewards are all equal have no gradient: so many such steps on end are no chance at this run's rate."""
 NON_FINITE = 2
 """Of the last 3: mixed precision skips a step now and then, and lowers the loss scale."""
 UNSCALED_STEPS = 8
@@ -34,8 +42,8 @@ def learning(history: Sequence[StepFacts], view: View) -> list[Candidate]:
         for kind, evidence in (
             ("entropy", _entropy(now)),
             ("entropy_surge", _entropy_surge(now)),
-            ("truncation", _truncation(now)),
-            ("length", _length(now)),
+            ("truncation", _truncation(history)),
+            ("length", _length(history)),
             ("length_collapse", _length_collapse(now)),
             ("reward", _fallen(now, REWARD_LOST)),
             ("frozen", _frozen(history)),
@@ -53,22 +61,37 @@ def _entropy(now: StepFacts) -> dict[str, Json]:
 
 
 def _has_learnt(now: StepFacts) -> bool:
-    """The reward has risen and is at its peak: a policy that has solved its task is sure of itself."""
-    mean, peak = now.learning.get("reward_mean", math.nan), now.learning.get("reward_peak", math.nan)
-    start = now.learning.get("reward_start", math.nan)
-    return mean >= AT_PEAK * peak and mean >= LEARNT_TIMES * start and peak > 0.0
+    """The reward has risen and has not come down again: a policy that has learnt its task is sure of itself."""
+    start, gained = now.learning.get("reward_start", math.nan), False
+    for level in LEVELS:
+        mean, noise = (now.learning.get(f"{level}_{key}", math.nan) for key in ("mean", "noise"))
+        gained = gained or mean - start >= max(MIN_SCALE, LEARNT_GAIN * abs(start), LEARNT_SURE * noise)
+    return gained and not _fallen(now, REWARD_WORSE)
 
 
-def _truncation(now: StepFacts) -> dict[str, Json]:
-    value, start = _of(now, "truncated_ratio")
-    if not value >= TRUNCATED or not value - start >= TRUNCATED_RISE:
+def _truncation(history: Sequence[StepFacts]) -> dict[str, Json]:
+    value, start, sure = _risen(history, "truncated_ratio")
+    if not value >= TRUNCATED or not value - start >= max(TRUNCATED_RISE, sure):
         return {}
     return {"truncated_ratio": value, "truncated_ratio_start": start}
 
 
-def _length(now: StepFacts) -> dict[str, Json]:
-    value, start = _of(now, "response_length")
-    return {"response_length": value, "response_length_start": start} if value > LENGTH_TIMES * start > 0 else {}
+def _length(history: Sequence[StepFacts]) -> dict[str, Json]:
+    """Responses grow and are none the better for it: one that learns to think for longer is."""
+    value, start, sure = _risen(history, "response_length")
+    if not value > LENGTH_TIMES * start > 0 or not value - start >= sure or _has_learnt(history[-1]):
+        return {}
+    return {"response_length": value, "response_length_start": start}
+
+
+def _risen(history: Sequence[StepFacts], name: str) -> tuple[float, float, float]:
+    """(mean of the newest steps, start, what noise alone puts between the two)."""
+    values = [f.scalars[name] for f in history if math.isfinite(f.scalars.get(name, math.nan))]
+    start = history[-1].learning.get(f"{name}_start", math.nan)
+    if len(values) < RISEN_STEPS or name not in history[-1].scalars:
+        return math.nan, start, math.nan
+    share = math.sqrt(1.0 / RISEN_STEPS + MEDIAN_NOISE / START_STEPS)
+    return fmean(values[-RISEN_STEPS:]), start, SURE_RISE * share * unsteadiness(values)
 
 
 def _entropy_surge(now: StepFacts) -> dict[str, Json]:
@@ -100,12 +123,16 @@ def _fallen(now: StepFacts, share: float) -> dict[str, Json]:
 
 
 def _frozen(history: Sequence[StepFacts]) -> dict[str, Json]:
-    """No gradient though the learning rate is not 0."""
-    recent = _with_norm(history)[-GRADIENT_STEPS:]
-    still = all(s["grad_norm"] <= FROZEN_NORM and s.get("lr", 1.0) != 0.0 for s in recent)
-    if len(recent) < GRADIENT_STEPS or not still:
+    """No gradient though the learning rate is not 0, for longer than steps without one come by chance."""
+    still = [s["grad_norm"] <= FROZEN_NORM and s.get("lr", 1.0) != 0.0 for s in _with_norm(history)]
+    runs = [(value, len(list(run))) for value, run in groupby(still)]
+    if not runs or not runs[-1][0]:
         return {}
-    return {"grad_norm": recent[-1]["grad_norm"], "steps": GRADIENT_STEPS}
+    length = runs[-1][1]
+    usual = (sum(still) - length + 1.0) / (len(still) - length + 2.0)
+    if length < GRADIENT_STEPS or usual**length > FROZEN_CHANCE:
+        return {}
+    return {"grad_norm": history[-1].scalars.get("grad_norm", 0.0), "steps": length}
 
 
 def _non_finite_gradient(history: Sequence[StepFacts]) -> dict[str, Json]:
