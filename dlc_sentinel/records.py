@@ -35,8 +35,8 @@ EventKind = Literal["step", "finding", "command", "ack", "producer", "breaker", 
 OLD_IS: tuple[str, ...] = ("generator", "proximal", "reused", "engine", "rescored", "absent")
 
 TOKEN_CAUSES: tuple[str, ...] = (
-    "non_finite", "positive", "placeholder", "mis_sized", "duplicate", "out_of_order", "unmatched", "late",
-    "oversize", "join_full", "queue_full", "restarted_version",
+    "non_finite", "no_engine", "positive", "placeholder", "mis_sized", "duplicate", "out_of_order", "unmatched",
+    "late", "oversize", "join_full", "queue_full", "restarted_version",
 )  # fmt: skip
 """Why tokens are refused; every lost token is counted under exactly one of these."""
 

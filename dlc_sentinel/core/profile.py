@@ -20,6 +20,7 @@ from dlc_sentinel.core.rowfloor import FAR_NATS, RowFloor, row_floor
 from dlc_sentinel.core.rowkeys import keys_of
 from dlc_sentinel.core.shape import FunctionOfLogp, function_of_logp
 from dlc_sentinel.maths.arrays import UNKNOWN_AGE
+from dlc_sentinel.maths.cells import LOGP_EDGES, logp_bin
 from dlc_sentinel.records import F64, Json
 
 NAN = math.nan
@@ -70,9 +71,10 @@ class Profile:
     """Share of rows whose last token is off ..."""
     last_zero: float = 0.0
     """... by a logprob of exactly 0 in one stream."""
+    last_usual: float = 0.0
+    """... and share of the other tokens, about as likely as these, that are off by as much."""
     first_far: float = 0.0
-    ends_usual: float = 0.0
-    """Share of all sampled tokens that are off by as much."""
+    first_usual: float = 0.0
     far_tokens: float = 0.0
     far_run: float = NAN
     """Mean length of a run of far tokens."""
@@ -148,7 +150,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
         far_rows=far_share,
         near_rows=near_share,
         **classes,
-        **_ends(table, x_N, floor_rms),
+        **_ends(table, sample, x_N, floor_rms),
         **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms, function.is_cut),
         mislabelled_rows=_mislabelled(sample) if probe.exact else 0.0,
         **_engine_shape(sample, x_N, engine_N, trainer_N),
@@ -222,17 +224,27 @@ def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], usual: Us
     return function_of_logp(engine_N[few], trainer_N[few], row_N[few])
 
 
-def _ends(table: RowTable, x_N: F64, floor_rms: float) -> dict[str, Json]:
+def _ends(table: RowTable, sample: Sequence[WholeRow], x_N: F64, floor_rms: float) -> dict[str, Json]:
     limit = max(END_FLOORS * floor_rms, END_NATS)
-    last_S = np.abs(table.last_trainer_S.astype(np.float64) - table.last_engine_S) > limit
-    first_S = np.abs(table.first_trainer_S.astype(np.float64) - table.first_engine_S) > limit
-    zero_S = (table.last_engine_S == 0.0) ^ (table.last_trainer_S == 0.0)
-    return {
-        "last_far": float(last_S.mean()),
-        "last_zero": float((last_S & zero_S).mean()),
-        "first_far": float(first_S.mean()),
-        "ends_usual": float((np.abs(x_N) > limit).mean()),
-    }
+    inner_N = np.ones(len(x_N), np.bool_)
+    ends_S = np.cumsum([len(row.engine_T) for row in sample])
+    inner_N[ends_S - 1] = inner_N[np.append(0, ends_S[:-1])] = False
+    likelier_N = np.concatenate([np.maximum(row.engine_T, row.trainer_T) for row in sample])
+    far_N = np.abs(x_N) > limit
+    whole = float(far_N.mean())
+    far_B, num_B = (
+        np.bincount(logp_bin(likelier_N[of_N]), minlength=len(LOGP_EDGES) + 1) for of_N in (inner_N & far_N, inner_N)
+    )
+    usual_B = np.where(num_B >= MIN_BIN_TOKENS, far_B / np.maximum(num_B, 1), whole)
+    out: dict[str, Json] = {}
+    for end in ("first", "last"):
+        engine_S, trainer_S = getattr(table, f"{end}_engine_S"), getattr(table, f"{end}_trainer_S")
+        is_far_S = np.abs(trainer_S.astype(np.float64) - engine_S) > limit
+        out[f"{end}_far"] = float(is_far_S.mean())
+        out[f"{end}_usual"] = max(float(usual_B[logp_bin(np.maximum(engine_S, trainer_S))].mean()), whole)
+        if end == "last":
+            out["last_zero"] = float((is_far_S & ((engine_S == 0.0) ^ (trainer_S == 0.0))).mean())
+    return out
 
 
 def _engine_shape(sample: Sequence[WholeRow], x_N: F64, engine_N: F64, trainer_N: F64) -> dict[str, Json]:

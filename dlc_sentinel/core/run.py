@@ -96,6 +96,8 @@ class RunMonitor:
         self._settings: dict[str, dict[str, Json]] = {"engine": {}, "trainer": {}}
         self._warned: set[str] = set()
         self._finishes = {"whole": 0, "cut": 0}
+        self._has_turns = False
+        """Some rows are of several requests, each with a finish of its own."""
         """Sequences that the engine said it finished, and cut at a limit, since the last step."""
         self._num_tokens = {"engine": 0, "old": 0, "cur": 0}
         self._dropped: dict[str, int] = {}
@@ -180,6 +182,7 @@ class RunMonitor:
             self._decider.resumed(record.step)
         self._floors.note_dtypes(carried(record.dtypes))
         self._engines.update([record.replica] if record.replica else ())
+        self._has_turns = self._has_turns or any(len(requests) > 1 for requests in record.segments)
         for rows in self._join.feed_train(record):
             window.add(rows, self._refuse)
         return events
@@ -368,7 +371,7 @@ class RunMonitor:
 
     def _take_finished_share(self) -> float:
         num = sum(self._finishes.values())
-        share = self._finishes["whole"] / num if num else float("nan")
+        share = self._finishes["whole"] / num if num and not self._has_turns else float("nan")
         self._finishes = dict.fromkeys(self._finishes, 0)
         return share
 

@@ -239,9 +239,15 @@ def resumed(history: Sequence[StepFacts], view: View) -> bool:
 
 
 def moved(history: Sequence[StepFacts]) -> bool:
-    """True unless the learning rate or the gradient norm is known to be 0: then the trainer cannot have moved."""
+    """True unless the learning rate or the gradient norm is known to be 0, or not finite: such a step is skipped."""
     scalars = history[-1].scalars
-    return all(scalars[name] != 0.0 for name in ("lr", "grad_norm") if name in scalars)
+    still = any(scalars.get(name, 1.0) == 0.0 for name in ("lr", "grad_norm"))
+    return not still and math.isfinite(scalars.get("grad_norm", 1.0))
+
+
+def has_moved(history: Sequence[StepFacts]) -> bool:
+    """True where it is known that the trainer has moved: it said so, or rows of old weights differ from its own."""
+    return any(f.aged_moved > 0 or ({"lr", "grad_norm"} & f.scalars.keys() and moved([f])) for f in history)
 
 
 def copied(facts: StepFacts) -> dict[str, Json]:

@@ -13,7 +13,8 @@ from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import Json
 
 FAULT_CAUSES = (
-    "non_finite", "placeholder", "positive", "mis_sized", "duplicate", "out_of_order", "unmatched", "restarted_version",
+    "non_finite", "no_engine", "placeholder", "positive", "mis_sized", "duplicate", "out_of_order", "unmatched",
+    "restarted_version",
 )  # fmt: skip
 """Refusals that say the data is wrong; the others (queue_full, join_full, late, oversize) say it was lost."""
 NO_VALUES = ("non_finite", "placeholder", "positive")
@@ -50,9 +51,12 @@ def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """
     now = history[-1]
     found = []
-    offered = now.offered_tokens
+    offered, dropped = now.offered_tokens, dict(now.dropped)
+    if dropped.get("no_engine", 0) > MOST * offered:
+        # a step of demonstrations alone is no step of this kind of run
+        dropped["non_finite"] = dropped.get("non_finite", 0) + dropped.pop("no_engine")
     for cause in FAULT_CAUSES:
-        tokens = now.dropped.get(cause, 0) - (now.missing_tokens if cause == "unmatched" else 0)
+        tokens = dropped.get(cause, 0) - (now.missing_tokens if cause == "unmatched" else 0)
         share = tokens / offered
         if share < DATA_SHARE and not (cause in NO_VALUES and tokens >= CLASS_TOKENS):
             continue
@@ -131,10 +135,11 @@ def _zeros(now: StepFacts, *, alone: bool) -> tuple[str, dict[str, Json]] | None
 
 def _by_place(now: StepFacts) -> tuple[str, dict[str, Json]] | None:
     p = now.profile
-    ends = {"last_token": p.last_far, "first_token": p.first_far}
+    ends = {"last_token": (p.last_far, p.last_usual), "first_token": (p.first_far, p.first_usual)}
     end = max(ends, key=lambda name: ends[name])
-    if ends[end] >= max(CLASS_SHARE, USUAL_TIMES * p.ends_usual) and _no_chance(ends[end], p.ends_usual, p.num_rows):
-        return end, {"share_of_rows": ends[end], "of_all_tokens": p.ends_usual, "exactly_zero": p.last_zero}
+    share, usual = ends[end]
+    if share >= max(CLASS_SHARE, USUAL_TIMES * usual) and _no_chance(share, usual, p.num_rows):
+        return end, {"share_of_rows": share, "of_like_tokens": usual, "exactly_zero": p.last_zero}
     if p.far_tokens < FAR_SHARE:
         return None
     evidence: dict[str, Json] = {"far_tokens": p.far_tokens}

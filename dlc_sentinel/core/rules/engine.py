@@ -21,6 +21,7 @@ from dlc_sentinel.core.rules.base import (
     at_floor,
     disagree,
     engine_values,
+    has_moved,
     is_jump,
     is_noise,
     level_values,
@@ -115,7 +116,7 @@ def _reasons(history: Sequence[StepFacts], view: View) -> dict[str, Json]:
         reasons |= {"rising_since_step": since, "rise_ratio": ratio}
     if is_off and comes_since >= 0:
         reasons["comes_and_goes_since_step"] = comes_since
-    if now.repeated_checksum and engine_values(now).rms > 1.5 * now.floor_rms:
+    if _repeats(history) and engine_values(now).rms > 1.5 * now.floor_rms:
         reasons["repeated_checksum"] = True
     if p.replica:
         reasons["one_replica_differs"] = p.replica
@@ -190,7 +191,14 @@ def _stale_engine_has_it(history: Sequence[StepFacts], view: View) -> bool:
     """True until that rule's one RESYNC is judged."""
     tried = view.resync_without_effect or view.resync_pending or view.stale_untested
     comes = rising(history)[0] >= 0 or skipping(history) >= 0
-    return tried or history[-1].repeated_checksum or comes
+    # Of a level that is not above the line, a repeated checksum is doubt enough to say nothing.
+    repeats = _repeats(history) or (history[-1].repeated_checksum and at_floor(history[-1]))
+    return tried or repeats or comes
+
+
+def _repeats(history: Sequence[StepFacts]) -> bool:
+    """An engine says of new weights that they are the old ones; of a trainer that has not moved they rightly are."""
+    return history[-1].repeated_checksum and has_moved(history[:-1])
 
 
 def _catastrophic_p99(past: Sequence[StepFacts]) -> float:
