@@ -45,6 +45,11 @@ class Producer:
     def is_done_with(self, step: int) -> bool:
         return self.ended_step >= step or self.last_step > step
 
+    @property
+    def ends_steps(self) -> bool:
+        """True for one that says when it is done with a step: a step that it has not ended is worth waiting for."""
+        return self.ended_step >= 0
+
     def note(self, record: Record) -> None:
         """Takes what the record says about its sender."""
         if isinstance(record, (Train, StepEnd, Synced)):
@@ -160,12 +165,13 @@ class Producers:
         later = {at for p in self.trainers() if p.last_step > step for at in p.newest_steps if at > step}
         return len(later) >= AHEAD_STEPS
 
-    def waits_for(self, step: int, since_step: int) -> bool:
-        """True while a trainer that was there at `since_step` or at this one is not done with `step`."""
-        return any(
-            p.state == "alive" and p.last_step >= min(since_step, step) and not p.is_done_with(step)
+    def awaited(self, step: int, since_step: int) -> list[Producer]:
+        """Trainers that were there at `since_step` or at this one and are not done with `step`."""
+        return [
+            p
             for p in self.trainers()
-        )
+            if p.state == "alive" and p.last_step >= min(since_step, step) and not p.is_done_with(step)
+        ]
 
     def has_predecessor(self, source: Source) -> bool:
         """True before the first train record of a producer whose rank another one trained as: a restart, or a twin."""

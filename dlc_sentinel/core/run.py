@@ -52,8 +52,9 @@ from dlc_sentinel.records import (
 HISTORY = 64
 """Closed steps the rules look back on."""
 SHOWN_STEPS = 512
-GRACE_TICKS = 2
-"""Ticks that a step which some trainers have ended waits for the others, and for late rollouts."""
+GRACE_TICKS, PATIENT_TICKS = 2, 10
+"""Ticks that a step which some trainers have ended waits for late rollouts and for trainers that end none; and for the
+others: the rows of a rank may take as long to come as a slow network needs."""
 MAX_PENDING_SCALARS = 64
 """Steps whose scalars may come before any of their tokens."""
 NO_STEP = -1
@@ -316,10 +317,13 @@ class RunMonitor:
     def _is_ready(self, step: int) -> bool:
         if not self._producers.ended(step):
             return False
-        if self._producers.ahead_of(step) or self._ended_ticks.get(step, 0) >= GRACE_TICKS:
+        if self._producers.ahead_of(step):
             return True
         since_step = self._last_closed if self._closed else NO_STEP
-        return not self._producers.waits_for(step, since_step) and not self._join.num_waiting(step)
+        awaited, ticks = self._producers.awaited(step, since_step), self._ended_ticks.get(step, 0)
+        if any(producer.ends_steps for producer in awaited):
+            return ticks >= PATIENT_TICKS
+        return ticks >= GRACE_TICKS or not (awaited or self._join.num_waiting(step))
 
     def _close(self, step: int, now_s: float) -> list[Event]:
         for rows in self._join.close_step(step):

@@ -48,6 +48,26 @@ def test_a_rank_that_never_polls_delays_the_verdict_by_two_ticks_at_most():
     assert closed(job.tick()) == [0]
 
 
+@pytest.mark.parametrize(("seconds", "late"), [(3, 0), (9, 0), (11, 32 * 96)])
+def test_rows_of_a_rank_that_ends_its_steps_are_waited_for_ten_seconds(seconds, late):
+    job = Job()
+    slow = make_source(producer="p1", rank=1)
+
+    def send(step):
+        job.feed(make_train(step, source=slow, ids=[f"q{i}" for i in range(32)]), numbered=False)
+        job.feed(StepEnd(slow, step), numbered=False)
+
+    for step in range(3):
+        send(step)
+        job.step(step)
+    job.step(3)
+    for _ in range(seconds):
+        job.tick()
+    send(3)
+
+    assert job.monitor.snapshot(0.0).runs[0].dropped_tokens.get("late", 0) == late
+
+
 def test_rows_for_a_step_that_is_closed_are_late():
     job = Job()
     job.step(0)
