@@ -61,15 +61,16 @@ ADVICE: Mapping[tuple[str, str], str] = {
     ("DATA", "duplicate"): ("The same sequence was sent twice in one update: check the sampler after a resume."),
     ("DATA", "out_of_order"): ("Chunks of a sequence arrived in the wrong order or with a hole: frames were lost."),
     ("DATA", "unmatched"): (
-        "Trainer rows have no rollout, or another one: do both sides use the same ids? Leave rows that nobody generated "
-        "(demonstrations) out of hook.train."
+        "Trainer rows have no rollout, or another one: do both sides use the same ids? Leave rows that nobody "
+        "generated (demonstrations) out of hook.train."
     ),
     ("DATA", "restarted_version"): (
         "Versions went back: the run was restarted under its old name; use a new DLC_SENTINEL_RUN."
     ),
     ("UNWIRED", "total_always_zero"): (
         "The engine's logprobs equal the trainer's bit by bit although the rows are old: one side is a copy of the "
-        "other, or neither has moved yet (a critic's warm-up). Send the logprobs that the engine returned when it sampled."
+        "other, or neither has moved yet (a critic's warm-up). Send the logprobs that the engine returned when it "
+        "sampled."
     ),
     ("UNWIRED", "lag_always_zero"): (
         "Lag is exactly 0 although the rows are old: `old` is a copy of the current logprobs (recomputed or "
@@ -176,7 +177,8 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "the gradient norm and the clip; go back to a checkpoint from before. No sync helps."
     ),
     ("LEARNING", "length"): (
-        "Responses are three times as long as at the start, and the reward has not gained by it: look at what it pays for."
+        "Responses are three times as long as at the start, and the reward has not gained by it: look at what it "
+        "pays for."
     ),
     ("LEARNING", "length_collapse"): (
         "Responses are a third as long as at the start and the reward falls: look at a penalty on length, at how the "
@@ -187,8 +189,8 @@ ADVICE: Mapping[tuple[str, str], str] = {
         "learning rate, the reward function and the data, not at the engine."
     ),
     ("LEARNING", "frozen"): (
-        "No gradient reaches the policy: are the rewards of each group equal (all tasks solved, or none), is everything "
-        "masked, are the weights frozen?"
+        "No gradient reaches the policy: are the rewards of each group equal (all tasks solved, or none), is "
+        "everything masked, are the weights frozen?"
     ),
     ("LEARNING", "non_finite_gradient"): (
         "The gradient is NaN or infinite at most steps: stop, and look for the first NaN (a loss of an empty mask, "

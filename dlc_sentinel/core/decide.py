@@ -175,8 +175,8 @@ class Decider:
             return [Decision("outcome", text, outcome="expired", command=_named(command_id, self._run))]
         return self._judge(facts, s.pending)
 
-    def after_rules(self, facts: StepFacts, findings: Findings) -> list[Decision]:
-        """Decides, once the findings of the step are known."""
+    def after_rules(self, facts: StepFacts, findings: Findings, *, lag_hidden: bool = False) -> list[Decision]:
+        """Decides, once the findings of the step are known. `lag_hidden`: the step shows a fault that hides its lag."""
         s = self.state
         abort = self._abort(facts, findings)
         if abort is not None or not facts.num_tokens:
@@ -202,7 +202,7 @@ class Decider:
                     return done
             stale.acted = self._sends
             done.append(self._resync(facts, "b", "sync_weights", stale, reset_cache=True))
-        elif stale is None and not _lag_unknown(findings) and self._lag_due(facts, level):
+        elif stale is None and not (lag_hidden or _has_wrong_label(findings)) and self._lag_due(facts, level):
             done += self._lag_resync(facts, findings)
         return done
 
@@ -496,7 +496,7 @@ class Decider:
             self.state.pending = Pending(**{**pending, "issued_rms": math.nan if asked is None else asked})
 
 
-def _lag_unknown(findings: Findings) -> bool:
+def _has_wrong_label(findings: Findings) -> bool:
     """True where rows fit the present weights and not those of their label: what they call lag is none."""
     label = findings.get("LABEL")
     return label is not None and label.kind == "other_version"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dlc_sentinel.config import Config
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.rules.base import SEVERITY, UNREPORTED, Candidate, Rule, View, rest_at_floor
-from dlc_sentinel.core.rules.data import FAULT_CAUSES, MOST, TORN, finish_reason, refused, structure
+from dlc_sentinel.core.rules.data import FAULT_CAUSES, MOST, TORN, finish_reason, hides_lag, refused, structure
 from dlc_sentinel.core.rules.engine import (
     STALE_KV,
     drift,
@@ -45,11 +45,16 @@ def diagnose(history: Sequence[StepFacts], view: View) -> list[Candidate]:
 
 def _explained(found: list[Candidate], now: StepFacts) -> list[Candidate]:
     """Without the candidates that another one explains: a shifted stream is also far from its floor."""
+    if any((c.verdict, c.kind) == ("UNWIRED", "total_always_zero") for c in found):
+        # bit for bit the trainer's own: nothing else can be read from the engine's side
+        found = [c for c in found if c.verdict not in ("LABEL", "ENGINE", "STALE_ENGINE")]
     if any(c.kind == STALE_KV for c in found):
         found = [c for c in found if c.verdict != "DATA" or c.kind not in LIKE_STALE_KV]
     if any(c.verdict == "TRANSFORM" and c.kind != UNREPORTED for c in found):
         found = [c for c in found if c.verdict != "LABEL" or c.kind != "some_rows"]
     data = [c for c in found if c.verdict == "DATA" and c.kind not in FAULT_CAUSES]
+    if hides_lag(found, now):
+        found = [c for c in found if c.verdict != "LAG"]
     if any(c.kind == "finish_reason" for c in data):
         found = [c for c in found if (c.verdict, c.kind) != ("LEARNING", "truncation")]
     if any(c.verdict == "STALE_ENGINE" for c in found):

@@ -104,6 +104,8 @@ class StepFacts:
     """Lag of rows of age 0 in the first update, before any weight moved: the trainer against itself."""
     noise_rms: float = NAN
     """rms of `unmoved`, of the newest step that has such rows, nats."""
+    passes_apart: bool = False
+    """The trainer's own two passes over the same rows are not of one text."""
     total_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """age -> (tokens, rms of total) in the step's first update ..."""
     engine_first: Mapping[str, tuple[int, float]] = field(default_factory=dict)

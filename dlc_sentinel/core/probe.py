@@ -107,7 +107,10 @@ class Probe:
             np.full(len(which_S), replica), *ends,
         )  # fmt: skip
         self._pieces.append(tuple(column[which_S] for column in columns))
-        draw_S = mixed(ends[0].view(np.uint32).astype(np.uint64) ^ mixed(tokens.group_S.view(np.uint64)))
+        draw_S = mixed(tokens.group_S.view(np.uint64))
+        for end_S in ends:
+            # of all four: a hand-made last token is the same in every row
+            draw_S = mixed(end_S.view(np.uint32).astype(np.uint64) ^ draw_S)
         take_S = which_S & (draw_S >> np.uint64(64 - self._thin) == 0) if self._thin else which_S
         least = self._worst[0][0] if len(self._worst) >= WORST_ROWS else -1.0
         age_S = _ages(tokens)

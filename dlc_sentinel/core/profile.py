@@ -31,6 +31,7 @@ MIN_BIN_TOKENS = 20
 FEW_TOKENS = 1 << 14
 """What has no place in a row is measured on about so many."""
 LIKELY_NATS = -1.0
+MIN_OWN_TOKENS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Profile:
     """Of engine and trainer logprobs, on sampled tokens with engine logp < -0.05 ..."""
     correlation_tokens: int = 0
     """... of which there are so many."""
+    own_correlation: float = NAN
+    """The same of the trainer's two passes, at the generator's weights and now."""
     far_rows: float = NAN
     """Share of all rows that are far."""
     near_rows: float = NAN
@@ -147,6 +150,7 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
         num_rows=len(table.num_S),
         num_tokens=int(table.num_S.sum()),
         **_correlation(engine_N, trainer_N),
+        own_correlation=_own_correlation(sample) if probe.exact else NAN,
         far_rows=far_share,
         near_rows=near_share,
         **classes,
@@ -165,6 +169,14 @@ def _correlation(engine_N: F64, trainer_N: F64) -> dict[str, Json]:
     e_N, t_N = engine_N[unsure_N], trainer_N[unsure_N]
     constant = num < 2 or e_N.std() == 0.0 or t_N.std() == 0.0
     return {"correlation": NAN if constant else float(np.corrcoef(e_N, t_N)[0, 1]), "correlation_tokens": num}
+
+
+def _own_correlation(sample: Sequence[WholeRow]) -> float:
+    then_N, now_N = (
+        np.concatenate([getattr(row, name) for row in sample]).astype(np.float64) for name in ("trainer_T", "current_T")
+    )
+    own = _correlation(then_N, now_N)
+    return float(own["correlation"]) if own["correlation_tokens"] >= MIN_OWN_TOKENS else NAN
 
 
 def _classes(

@@ -20,7 +20,8 @@ MIN_ROWS = 3
 """Of a replica, or of those that are far."""
 MOST_FAR, HARDLY_FAR = 0.5, 0.1
 SPLIT = 0.9
-MIN_CACHED, CACHED_TIMES = 8, 3.0
+MIN_CACHED, MIN_FRESH, CACHED_TIMES = 8, 3, 3.0
+"""Of a group of 8, one request fills the cache and 7 come from it."""
 
 
 def keys_of(table: RowTable, far_S: Bool, sample: Sequence[WholeRow], usual: Usual) -> dict[str, Json]:
@@ -47,7 +48,7 @@ def _cached(sample: Sequence[WholeRow], usual: Usual) -> bool:
     """True where rows whose prompts came from the prefix cache are off, and by more than the others, by and large."""
     cached, fresh = ([row for row in sample if row.cached == kind] for kind in (True, False))
     times, usually = ([t for t in map(usual.times, rows) if not math.isnan(t)] for rows in (cached, fresh))
-    if min(len(times), len(usually)) < MIN_CACHED or median(times) <= CACHED_TIMES * median(usually):
+    if len(times) < MIN_CACHED or len(usually) < MIN_FRESH or median(times) <= CACHED_TIMES * median(usually):
         return False
     return median(row.rms for row in cached) > max(NEAR_FLOORS * usual.floor_rms, FAR_NATS)
 

@@ -25,7 +25,8 @@ from dlc_sentinel.core.parts import discrepancy_by
 from dlc_sentinel.core.probe import Probe
 from dlc_sentinel.core.producers import Producer, Producers
 from dlc_sentinel.core.profile import profile_of
-from dlc_sentinel.core.rules.base import UNREPORTED
+from dlc_sentinel.core.rules.base import UNREPORTED, passes_apart
+from dlc_sentinel.core.rules.data import hides_lag
 from dlc_sentinel.core.settings import unreported, warnings
 from dlc_sentinel.core.tokens import Tokens
 from dlc_sentinel.core.trend import with_pooled, with_trend
@@ -371,6 +372,7 @@ class RunMonitor:
             engine_version=self._engine_version,
             repeated_checksum=any(repeated for _, _, repeated in self._checksums.values()),
         )
+        facts = replace(facts, passes_apart=passes_apart(facts, history))
         return with_trend(facts, history, self._config)
 
     def _take_finished_share(self) -> float:
@@ -393,7 +395,7 @@ class RunMonitor:
         stale = self._findings.get("STALE_ENGINE")
         if stale is not None and stale.state == "confirmed":
             changed += self._findings.end("LAG", "superseded")
-        late = decider.after_rules(facts, self._findings)
+        late = decider.after_rules(facts, self._findings, lag_hidden=hides_lag(candidates, facts))
         chatty = decider.chatty(facts)
         return [
             *self._ledger.decided(early, facts.step, now_s),

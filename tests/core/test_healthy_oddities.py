@@ -1,4 +1,4 @@
-"""What healthy jobs do that looks like a fault: rows nobody generated, warm-up, skipped steps, turns, templated answers."""
+"""What healthy jobs do that looks like a fault: rows nobody generated, warm-up, skipped steps, turns, open ends."""
 
 from __future__ import annotations
 

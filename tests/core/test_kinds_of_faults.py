@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from factories import Job, commands, of_kind
@@ -14,6 +16,8 @@ from factories_streams import (
     make_streams,
     shifted,
 )  # fmt: skip
+
+from dlc_sentinel.records import StepEnd
 
 BF16 = {"engine": "bfloat16", "trainer": "bfloat16"}
 MOVES = {"lr": 1e-6, "grad_norm": 0.7}
@@ -502,3 +506,130 @@ def test_a_small_change_of_the_engine_needs_steps_before_it_to_be_told_from_chan
     play(job, known + 3, lambda step: make_streams(step, rows=96, disc=0.006 if step < known else 0.0105))
 
     assert kinds(job) == found
+
+
+# -- jobs without a middle stream, and a training pass that is broken alone ------------------------------------------
+
+
+def asynchronous(step, damage, *, rows=64, since=6, with_old=True):
+    """Rows two versions old from step 2 on; `damage(streams)` from step `since` on."""
+    s = make_streams(step, rows=rows, disc=0.03, lag=0.02 * min(step, 2))
+    if step >= since:
+        damage(s)
+    old = {} if with_old else {"old_N": None, "old_is": "absent"}
+    return s.train(gen_version=max(step - 2, 0), **old)
+
+
+def roll_engine(s):
+    s.engine = np.roll(s.engine, 1, 0)
+
+
+def shift_engine(s):
+    s.engine = shifted(s.engine, 1, s.rng)
+
+
+def halve_engine(s):
+    """Base 2 for base e."""
+    s.engine = s.engine / np.log(2.0)
+
+
+@pytest.mark.parametrize("since", [0, 6])
+@pytest.mark.parametrize(
+    ("damage", "wanted"),
+    [(roll_engine, "DATA/wrong_pairing"), (shift_engine, "DATA/offset"), (halve_engine, "TRANSFORM/temperature")],
+)
+def test_torn_or_transformed_rows_of_old_weights_are_no_lag_where_no_middle_stream_tells_it(job, damage, wanted, since):
+    for step in range(14):
+        job.step(step, asynchronous(step, damage, since=since, with_old=False), scalars=MOVES)
+
+    assert wanted in kinds(job) and "LAG" not in verdicts(job) and not sent(job, "RESYNC")
+
+
+def roll_cur(s):
+    s.cur = np.roll(s.cur, 1, 0)
+
+
+def shift_cur(s):
+    s.cur = shifted(s.cur, 1, s.rng)
+
+
+@pytest.mark.parametrize("damage", [roll_cur, shift_cur])
+def test_a_training_pass_over_other_rows_is_no_lag(job, damage):
+    for step in range(14):
+        job.step(step, asynchronous(step, damage), scalars=MOVES)
+
+    assert kinds(job) == {"ENGINE/trainer_noise"} and not sent(job, "RESYNC")
+
+
+def test_lag_so_large_that_the_two_passes_hardly_agree_is_lag_all_the_same(job):
+    for step in range(14):
+        s = make_streams(step, rows=64, disc=0.02, lag=0.4 * step)
+        job.step(step, s.train(gen_version=0), scalars=MOVES)
+
+    assert "LAG" in verdicts(job) and "ENGINE/trainer_noise" not in kinds(job) and sent(job, "RESYNC")
+
+
+def test_a_few_torn_rows_beside_many_old_ones_end_no_job(job):
+    job = Job(mode="abort", dtypes=BF16)
+    for step in range(10):
+        s = make_streams(step, rows=96, disc=0.03)
+        if step >= 3:
+            old = s.rows(0.3)
+            s.engine[old] = np.minimum(s.engine[old] + s.rng.normal(size=s.engine[old].shape) * 1.5, -1e-4)
+            s.engine[:2] = np.roll(s.engine[:2], 3, 1)
+        job.step(step, s.train(), scalars=MOVES)
+
+    assert not [f for f in job.report()["findings"] if f["verdict"] == "DATA" and f["catastrophic"]]
+
+
+def test_a_column_of_zeros_ends_the_job(job):
+    job = Job(mode="abort", dtypes=BF16)
+    for step in range(8):
+        s = make_streams(step, disc=0.03)
+        if step >= 4:
+            s.engine[:] = 0.0
+        job.step(step, s.train(), scalars=MOVES)
+
+    assert "DATA/exact_zeros" in kinds(job) and sent(job, "ABORT") == [4]
+
+
+def test_hand_made_last_tokens_leave_the_sample_of_rows_whole():
+    """The draw of a row is made of its ends: of equal ones alone it would be of few values."""
+    job = Job(dtypes={"engine": "float16", "trainer": "float16"})
+    for step in range(40):
+        s = make_streams(step, rows=64, length=1024, disc=0.005)
+        s.engine[:, -1] = 0.0
+        s.old[:, -1] = s.cur[:, -1] = make_policy((64,), s.rng, certain=0.0)
+        job.step(step, s.train(), scalars=MOVES)
+
+    assert kinds(job) == {"DATA/last_token"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prefix_cache_that_one_request_of_eight_fills_is_found(job, seed):
+    for step in range(14):
+        s = make_streams(step, rows=32, disc=0.03, seed=seed)
+        fresh = np.arange(32) % 8 == 0
+        if step >= 6:
+            s.engine[~fresh] -= make_noise(s.old[~fresh], 0.25, s.rng)
+        for name, rows in (("fresh", fresh), ("cached", ~fresh)):
+            part = make_streams(step, rows=int(rows.sum()))
+            part.old, part.cur, part.engine = s.old[rows], s.cur[rows], s.engine[rows]
+            ids = tuple(f"{name}{step}-{i}" for i in range(int(rows.sum())))
+            rollout = part.rollout(ids=ids)
+            cached = np.full(len(ids), 64 if name == "cached" else 0, np.int64)
+            job.feed(replace(rollout, cached_tokens_S=cached), numbered=False)
+            train = part.train(ids=ids, with_engine=False, span_start_K=None, span_version_K=None, micro=len(name))
+            job.feed(train, numbered=False)
+        job.feed(StepEnd(job.source, step), numbered=False)
+
+    assert "STALE_ENGINE/cached_prefix" in kinds(job)
+
+
+def test_an_engine_column_that_is_the_trainers_own_is_unwired_and_nothing_else(job):
+    for step in range(14):
+        s = make_streams(step, disc=0.03, lag=0.05 * min(step, 2))
+        s.engine = s.cur.copy()
+        job.step(step, s.train(gen_version=max(step - 2, 0)), scalars=MOVES)
+
+    assert kinds(job, still_open=True) == {"UNWIRED/total_always_zero"}

@@ -29,6 +29,8 @@ CATASTROPHE_NATS = 0.2
 CATASTROPHE_TOKENS = 1000
 CATASTROPHE_CORRELATION = 0.9
 AGREEING = 0.95
+SAME_TEXT = 0.5
+"""Correlation below which no weights of this run, however old, have made both streams."""
 RISING_STEPS = 5
 RISING_PAIRS = 0.8
 RISING_RATIO = 1.1
@@ -90,7 +92,19 @@ Rule = Callable[[Sequence[StepFacts], View], list[Candidate]]
 
 def is_noise(facts: StepFacts) -> bool:
     """True where what looks like lag is no more than the trainer's two passes differ by at equal weights."""
-    return facts.noise_rms >= NOISE_SHARE * facts.lag.rms
+    return facts.noise_rms >= NOISE_SHARE * facts.lag.rms or facts.passes_apart
+
+
+def passes_apart(facts: StepFacts, history: Sequence[StepFacts]) -> bool:
+    """True where the trainer's own two passes are not of one text, from the start or at once: lag gets there by steps.
+
+    `history`: the steps before.
+    """
+    p = facts.profile
+    before = next((f for f in reversed(history) if not math.isnan(f.profile.own_correlation)), None)
+    fresh = before is None and facts.age_max == 0
+    at_once = fresh or (before is not None and (before.passes_apart or before.profile.own_correlation > AGREEING))
+    return p.own_correlation < SAME_TEXT and p.correlation > AGREEING and at_once
 
 
 def lag_level(facts: StepFacts, config: Config) -> int:
@@ -257,6 +271,9 @@ def copied(facts: StepFacts) -> dict[str, Json]:
 
 def apart(facts: StepFacts, tokens: int = CATASTROPHE_TOKENS) -> bool:
     """The two streams are all but unrelated on tokens the engine was not sure of, of which there are so many."""
+    if not facts.discrepancy.num:
+        # lag and discrepancy are one number: old weights decorrelate the streams, too, but not as far
+        return facts.profile.correlation < SAME_TEXT and facts.profile.correlation_tokens >= tokens
     low = facts.profile.correlation < CATASTROPHE_CORRELATION
     # Where all tokens are about as likely, noise at the floor alone decorrelates the streams.
     off = not at_floor(facts) and facts.discrepancy.p99_abs > CATASTROPHE_NATS

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
 from dlc_sentinel.core.floors import MIN_TOKENS
-from dlc_sentinel.core.rules.base import AGREEING, CATASTROPHE_TOKENS, Candidate, View, apart, at_floor, rest_at_floor
+from dlc_sentinel.core.rules.base import (
+    AGREEING,
+    CATASTROPHE_NATS,
+    CATASTROPHE_TOKENS,
+    UNREPORTED,
+    Candidate,
+    View,
+    apart,
+    at_floor,
+    rest_at_floor,
+)
 from dlc_sentinel.maths.chance import SURE_NATS, chance_nats
 from dlc_sentinel.records import Json
 
@@ -34,6 +44,7 @@ CLEARLY = 0.8
 SAME_OFFSET = 0.25
 """Noise shifts rows, too, but each by another number; short rows have few to choose from."""
 ZERO_SHARE, ZERO_TOKENS = 5e-4, 4
+FILLED_SHARE = 0.1
 USUAL_TIMES = 5.0
 FAR_SHARE = 2e-4
 PLACED_SHARE = 0.6
@@ -78,9 +89,18 @@ def structure(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     found = [each for each in (by_row, filled) if each] or [each for each in (_by_place(now),) if each]
     more: dict[str, Json] = {"correlation": now.profile.correlation, "rms_nats": now.discrepancy.rms}
     return [
-        Candidate("DATA", kind, 0.9, ADVICE["DATA", kind], of | more, catastrophic=apart(now) and kind in TORN)
+        Candidate("DATA", kind, 0.9, ADVICE["DATA", kind], of | more, catastrophic=_is_catastrophic(now, kind))
         for kind, of in found
     ]
+
+
+def _is_catastrophic(now: StepFacts, kind: str) -> bool:
+    """Torn rows are, where they are what sets the streams apart; fill-ins, where they stand for so many tokens."""
+    p = now.profile
+    if kind in TORN:
+        return apart(now) and getattr(p, TORN[kind]) > MOST * p.far_rows
+    many = p.zero_tokens >= FILLED_SHARE and p.zero_tokens * p.num_tokens >= CATASTROPHE_TOKENS * FILLED_SHARE
+    return kind == "exact_zeros" and many and now.discrepancy.p99_abs > CATASTROPHE_NATS
 
 
 def _by_row(history: Sequence[StepFacts]) -> tuple[str, dict[str, Json]] | None:
@@ -163,6 +183,13 @@ def _no_chance(share: float, usual: float, num: int) -> bool:
     In one step of 10,000 they are; two of three steps are asked for beside.
     """
     return bool(chance_nats(share, usual, num) >= SURE_NATS)
+
+
+def hides_lag(found: Sequence[Candidate], now: StepFacts) -> bool:
+    """True where lag is known as a part of the total only, and that is spoilt: streams torn, filled in, transformed."""
+    torn = any(c.verdict == "DATA" and c.kind not in FAULT_CAUSES and c.kind != "finish_reason" for c in found)
+    shaped = any(c.verdict == "TRANSFORM" and c.kind != UNREPORTED for c in found)
+    return now.basis != "exact" and (torn or shaped)
 
 
 def finish_reason(history: Sequence[StepFacts], view: View) -> list[Candidate]:

@@ -16,6 +16,7 @@ from dlc_sentinel.core.rules.base import (
     MIN_ENGINE_NATS,
     RESUMED_STEPS,
     RISE_BEGUN,
+    SAME_TEXT,
     Candidate,
     View,
     at_floor,
@@ -49,8 +50,6 @@ FAR_TAIL, FAR_TOKENS, FAR_TAIL_FLOORS = 0.005, 64, 1.25
 floor that they have lifted: that is twice the table's at most."""
 FEW_VALUES = 0.05
 """Distinct values of the engine, over the trainer's."""
-SAME_TEXT = 0.5
-"""Correlation below which no weights of this run, however old, have made both streams."""
 STALE_KINDS = {
     "repeated_checksum": "never_delivered",
     "first_step_after_a_resume": "after_resume",
@@ -274,9 +273,11 @@ def trainer_noise(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     """The trainer's two passes over the same rows at the same weights disagree."""
     now = history[-1]
     shows = now.unmoved.num >= MIN_TOKENS or is_noise(now)
-    if not shows or not now.noise_rms > max(SELF_NATS, now.floor_rms):
+    loud = now.noise_rms > max(SELF_NATS, now.floor_rms)
+    if not shows or not (loud or now.passes_apart):
         return []
-    evidence: dict[str, Json] = {"rms_nats": now.noise_rms, "lag_rms_nats": now.lag.rms, "tokens": now.lag.num}
+    rms = now.noise_rms if loud else now.lag.rms
+    evidence: dict[str, Json] = {"rms_nats": rms, "lag_rms_nats": now.lag.rms, "tokens": now.lag.num}
     return [Candidate("ENGINE", "trainer_noise", 0.9, ADVICE["ENGINE", "trainer_noise"], evidence)]
 
 

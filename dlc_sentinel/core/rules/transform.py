@@ -11,6 +11,7 @@ from dlc_sentinel.core.rules.data import DATA_SHARE
 from dlc_sentinel.records import Json
 
 MIN_NATS = 0.01
+ALL_BUT_EXPLAINED = 0.9
 
 
 def transform(history: Sequence[StepFacts], view: View) -> list[Candidate]:
@@ -27,10 +28,14 @@ def _shown(now: StepFacts) -> list[Candidate]:
     if share >= DATA_SHARE:
         evidence: dict[str, Json] = {"tokens_above_0": now.dropped["positive"], "share": share}
         return [Candidate("TRANSFORM", "logits", min(0.6 + share, 0.99), ADVICE["TRANSFORM", "logits"], evidence)]
-    f = now.profile.function
-    if not f.is_transform or not now.discrepancy.rms >= MIN_NATS:
+    f, values = now.profile.function, now.discrepancy
+    shows = f.is_transform
+    if not values.num:
+        # lag and discrepancy are one number: a policy that has become surer looks like a temperature, but not as well
+        values, shows = now.total, f.is_tempered and f.explained >= ALL_BUT_EXPLAINED
+    if not shows or not values.rms >= MIN_NATS:
         return []
-    evidence = {"correlation": f.correlation, "rms_nats": now.discrepancy.rms}
+    evidence = {"correlation": f.correlation, "rms_nats": values.rms}
     if f.is_cut:
         evidence |= {"kept_mass": f.kept_mass, "z": f.kept_z, "share_below_0": f.below}
         return [Candidate("TRANSFORM", "kept_mass", 0.95, ADVICE["TRANSFORM", "kept_mass"], evidence)]
