@@ -60,15 +60,16 @@ bench: .venv/.ready
 	$(PIP_VERL) --no-deps -e .
 	touch $@
 
-# Prometheus, Alertmanager, promtool and amtool come from the system; on Debian as root they are installed, elsewhere the
-# tests that need them skip.
-TOOLS = promtool prometheus-alertmanager shellcheck
+# Prometheus, Alertmanager, promtool, shellcheck and Chromium come from the system; on Debian as root what is missing is
+# installed, elsewhere the tests that need it skip. Each is COMMAND:PACKAGE.
+TOOLS = promtool:prometheus prometheus-alertmanager:prometheus-alertmanager shellcheck:shellcheck chromium:chromium
 .PHONY: tools
 tools:
-	@command -v $(TOOLS) >/dev/null && [ "$$(command -v $(TOOLS) | wc -l)" = 3 ] || { [ "$$(id -u)" = 0 ] \
-	  && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-	  prometheus prometheus-alertmanager shellcheck >/dev/null; } \
-	  || echo "promtool, prometheus-alertmanager or shellcheck is missing: the tests that need them will skip"
+	@missing=""; for tool in $(TOOLS); do command -v $${tool%%:*} >/dev/null || missing="$$missing $${tool##*:}"; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq || true; \
+	  for package in $$missing; do DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package >/dev/null || true; done; fi; \
+	for tool in $(TOOLS); do command -v $${tool%%:*} >/dev/null \
+	  || echo "$${tool%%:*} is missing: the tests that need it will skip"; done
 
 clean:
 	rm -rf out bench-out .pytest_cache .mypy_cache .ruff_cache

@@ -55,6 +55,9 @@ def _explained(found: list[Candidate], now: StepFacts) -> list[Candidate]:
     data = [c for c in found if c.verdict == "DATA" and c.kind not in FAULT_CAUSES]
     if hides_lag(found, now):
         found = [c for c in found if c.verdict != "LAG"]
+    if data and rest_at_floor(now):
+        # what is off in them has a name
+        found = [c for c in found if c.verdict != "LABEL" or c.kind != "some_rows"]
     if any(c.kind == "finish_reason" for c in data):
         found = [c for c in found if (c.verdict, c.kind) != ("LEARNING", "truncation")]
     if any(c.verdict == "STALE_ENGINE" for c in found):

@@ -135,6 +135,8 @@ def _placed(rows: Sequence[WholeRow], far_N: Bool, weight_N: F64) -> dict[str, J
     edge_N = np.zeros(len(place_N), np.bool_)
     edge_N[1:] = np.diff(place_N) > 1
     edge_N = (edge_N & ~starts_N) | (starts_N & (place_N > 0))
+    # both sides of a masked span: a mask may begin a token late, too
+    edge_N[:-1] |= edge_N[1:] & ~starts_N[1:]
     begins_N = far_N & ~(np.concatenate([[False], far_N[:-1]]) & ~starts_N & ~edge_N)
     far = float(weight_N[far_N].sum())
     out: dict[str, Json] = {"far_run": far / float(weight_N[begins_N].sum())}

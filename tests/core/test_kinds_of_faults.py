@@ -633,3 +633,42 @@ def test_an_engine_column_that_is_the_trainers_own_is_unwired_and_nothing_else(j
         job.step(step, s.train(gen_version=max(step - 2, 0)), scalars=MOVES)
 
     assert kinds(job, still_open=True) == {"UNWIRED/total_always_zero"}
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def with_tools(step, seed=0):
+    """32 rows with three masked spans each, at places of their own."""
+    s = make_streams(step, rows=32, length=256, disc=0.03, seed=seed)
+    starts = 10 + 80 * np.arange(3)[None, :] + s.rng.integers(0, 60, (32, 3))
+    s.mask = np.ones(s.shape, np.bool_)
+    for row, at in np.ndindex(starts.shape):
+        s.mask[row, starts[row, at] : starts[row, at] + 12] = False
+    return s, starts
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_mask_that_begins_a_token_late_is_a_turn_edge_like_one_that_ends_early(job, late):
+    for step in range(8):
+        s, starts = with_tools(step)
+        for row, at in np.ndindex(starts.shape):
+            edge = starts[row, at] - 1 if late else starts[row, at] + 12
+            # the value of another token
+            s.old[row, edge] = s.cur[row, edge] = -s.rng.exponential(4.0)
+            s.engine[row, edge] = -s.rng.exponential(4.0)
+        job.step(step, s.train(), scalars=MOVES)
+
+    assert kinds(job) == {"DATA/turn_edge"}
+
+
+def test_numerics_that_grow_along_long_rows_are_no_wrong_labels(job):
+    rng = np.random.default_rng(0)
+    for step in range(16):
+        s = make_streams(step, rows=48, length=512, disc=0.03)
+        s.mask = np.arange(512)[None, :] < rng.integers(40, 512, (48, 1))
+        if step >= 6:
+            s.engine = np.minimum(s.old - make_noise(s.old, 0.6, s.rng) * (np.arange(512) / 512) ** 2, 0.0)
+        job.step(step, s.train(), scalars=MOVES)
+
+    assert "ENGINE/position" in kinds(job) and verdicts(job) == {"ENGINE"}

@@ -24,6 +24,8 @@ MIN_ENGINE_NATS = 0.02
 NOISE_SHARE = 0.9
 """Of the lag's rms; four fifths of its square."""
 CACHE_FLOORS = 2.0
+GROWS = 2.5
+"""Of the last quarter of places to the first."""
 CATASTROPHE_NATS = 0.2
 """Of the rms and of the largest hundredth: one wild token in a step is a spike, not a catastrophe."""
 CATASTROPHE_TOKENS = 1000

@@ -13,6 +13,7 @@ from dlc_sentinel.core.rules.base import (
     CATASTROPHE_NATS,
     CATASTROPHE_TOKENS,
     FIRST_STEP,
+    GROWS,
     MIN_ENGINE_NATS,
     RESUMED_STEPS,
     RISE_BEGUN,
@@ -61,7 +62,7 @@ STALE_KINDS = {
 STALE_KV = "stale_kv"
 STALE_KV_FLOORS, STALE_KV_NATS = 5.0, 0.1
 """Weights that change by one step leave a cache of the old ones that is off by little: that is no fault."""
-GROWS, STILL = 2.5, 1.5
+STILL = 1.5
 DRIFT_WINDOWS, DRIFT_STEPS = 4, 5
 DRIFT_FLOORS, DRIFT_BEGUN, DRIFT_RISE = 1.5, 1.25, 1.4
 JUMP = 3.0

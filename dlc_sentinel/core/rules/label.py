@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlc_sentinel.core.advice import ADVICE
 from dlc_sentinel.core.facts import StepFacts
-from dlc_sentinel.core.rules.base import Candidate, View, on_old_cache, rising
+from dlc_sentinel.core.rules.base import GROWS, Candidate, View, on_old_cache, rising
 from dlc_sentinel.records import Json
 
 FUTURE_SHARE = 0.01
@@ -30,6 +30,8 @@ def label(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     some = p.fitting_rows >= ROW_SHARE and _rows(history, "fitting_rows") >= MIN_ROWS and p.near_rows >= NEAR_SHARE
     others = p.broken_rows + p.shifted_rows + p.unpaired_rows
     keyed = bool(p.replica) or p.cached_alone or p.keyed_groups > 0.0 or p.long_from > 0 or view.rows_off_from_start
+    # a label stands for a whole row: what grows along it is none
+    keyed = keyed or p.place_ratio >= GROWS
     if some and p.fitting_rows > others and not keyed and not on_old_cache(now) and rising(history)[0] < 0:
         evidence["far_rows_whose_streams_fit"] = p.fitting_rows
         return [Candidate("LABEL", "some_rows", 0.7, ADVICE["LABEL", "some_rows"], evidence)]
