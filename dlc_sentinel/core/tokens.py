@@ -151,19 +151,14 @@ def _kept(streams: list[F32], mask: Bool | None, rows: Rows, refuse: Callable[[i
 
 
 def _ungenerated(rows: Rows, keep: Bool) -> Bool:
-    """Tokens of rows in which the engine has no value at all (NaN): demonstrations, that nobody generated.
-
-    None where it lacks some values of a row, too: such an engine writes NaN.
-    """
+    """Tokens of rows in which the engine has no value at all (NaN): demonstrations, that nobody generated."""
     nan_N = np.isnan(rows.engine_N)
     if not nan_N.any():
         return nan_N
     lengths_S = rows.offsets_S1[1:] - rows.offsets_S1[:-1]
     row_N = np.repeat(np.arange(len(lengths_S)), lengths_S)
-    num_S, num_nan_S = (np.bincount(row_N[which_N], minlength=len(lengths_S)) for which_N in (keep, keep & nan_N))
-    if ((num_nan_S > 0) & (num_nan_S < num_S)).any():
-        return np.zeros(len(nan_N), np.bool_)
-    without: Bool = nan_N & (num_nan_S > 0)[row_N]
+    with_value_S = np.bincount(row_N[keep & ~nan_N], minlength=len(lengths_S)) > 0
+    without: Bool = ~with_value_S[row_N]
     return without
 
 

@@ -142,3 +142,20 @@ def test_an_open_token_that_is_off_beyond_its_like_is_found(job, place, kind):
         job.step(step, templated(step, place, off=2.0).train(), scalars=MOVES)
 
     assert kinds(job) == {f"DATA/{kind}"}
+
+
+def test_which_rows_count_as_ungenerated_does_not_hang_on_how_they_were_sent(job):
+    whole, apart = Job(dtypes=BF16), Job(dtypes=BF16)
+    for step in range(4):
+        s = make_streams(step, rows=16, disc=0.03)
+        s.engine[0], s.engine[1, :20] = np.nan, np.nan
+        whole.step(step, s.train(), scalars=MOVES)
+        parts = []
+        for row in range(16):
+            part = make_streams(step, rows=1)
+            part.old, part.cur, part.engine = s.old[[row]], s.cur[[row]], s.engine[[row]]
+            parts.append(part.train(ids=(f"s{step}-{row}",), groups=(f"g{step}-{row // 8}",), micro=row))
+        apart.step(step, *parts, scalars=MOVES)
+
+    assert whole.report()["steps"][-1]["dropped"] == apart.report()["steps"][-1]["dropped"]
+    assert kinds(whole) == kinds(apart) == {"DATA/non_finite"}

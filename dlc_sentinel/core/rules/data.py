@@ -63,9 +63,9 @@ def refused(history: Sequence[StepFacts], view: View) -> list[Candidate]:
     now = history[-1]
     found = []
     offered, dropped = now.offered_tokens, dict(now.dropped)
-    if dropped.get("no_engine", 0) > MOST * offered:
-        # a step of demonstrations alone is no step of this kind of run
-        dropped["non_finite"] = dropped.get("non_finite", 0) + dropped.pop("no_engine")
+    if dropped.get("no_engine", 0) > MOST * offered or dropped.get("non_finite", 0) >= DATA_SHARE * offered:
+        # such an engine writes NaN in rows that it did generate, too
+        dropped["non_finite"] = dropped.get("non_finite", 0) + dropped.pop("no_engine", 0)
     for cause in FAULT_CAUSES:
         tokens = dropped.get(cause, 0) - (now.missing_tokens if cause == "unmatched" else 0)
         share = tokens / offered
