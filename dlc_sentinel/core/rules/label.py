@@ -10,7 +10,7 @@ from dlc_sentinel.core.rules.base import GROWS, Candidate, View, on_old_cache, r
 from dlc_sentinel.records import Json
 
 FUTURE_SHARE = 0.01
-ROW_SHARE, MIN_ROWS, ROW_STEPS = 0.04, 2, 3
+ROW_SHARE, MIN_ROWS, ROW_STEPS = 0.035, 2, 3
 NEAR_SHARE = 0.3
 """Where fewer rows are fine, it is not some of them that are off."""
 
