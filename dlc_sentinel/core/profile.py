@@ -32,6 +32,7 @@ FEW_TOKENS = 1 << 14
 """What has no place in a row is measured on about so many."""
 LIKELY_NATS = -1.0
 MIN_OWN_TOKENS = 1000
+"""Fewer say nothing of whether the trainer's two passes are of one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +151,11 @@ def profile_of(probe: Probe, floor_rms: float) -> Profile:
         num_rows=len(table.num_S),
         num_tokens=int(table.num_S.sum()),
         **_correlation(engine_N, trainer_N),
-        own_correlation=_own_correlation(sample) if probe.exact else NAN,
+        own_correlation=_own_correlation(trainer_N, sample) if probe.exact else NAN,
         far_rows=far_share,
         near_rows=near_share,
         **classes,
-        **_ends(table, sample, x_N, floor_rms),
+        **_ends(table, sample, x_N, np.maximum(engine_N, trainer_N), floor_rms),
         **places_of(sample, far_rows, int(table.num_S.sum()), floor_rms, function.is_cut),
         mislabelled_rows=_mislabelled(sample) if probe.exact else 0.0,
         **_engine_shape(sample, x_N, engine_N, trainer_N),
@@ -171,11 +172,8 @@ def _correlation(engine_N: F64, trainer_N: F64) -> dict[str, Json]:
     return {"correlation": NAN if constant else float(np.corrcoef(e_N, t_N)[0, 1]), "correlation_tokens": num}
 
 
-def _own_correlation(sample: Sequence[WholeRow]) -> float:
-    then_N, now_N = (
-        np.concatenate([getattr(row, name) for row in sample]).astype(np.float64) for name in ("trainer_T", "current_T")
-    )
-    own = _correlation(then_N, now_N)
+def _own_correlation(trainer_N: F64, sample: Sequence[WholeRow]) -> float:
+    own = _correlation(trainer_N, np.concatenate([row.current_T for row in sample]).astype(np.float64))
     return float(own["correlation"]) if own["correlation_tokens"] >= MIN_OWN_TOKENS else NAN
 
 
@@ -236,12 +234,12 @@ def _function(sample: Sequence[WholeRow], classes: Mapping[str, Json], usual: Us
     return function_of_logp(engine_N[few], trainer_N[few], row_N[few])
 
 
-def _ends(table: RowTable, sample: Sequence[WholeRow], x_N: F64, floor_rms: float) -> dict[str, Json]:
+def _ends(table: RowTable, sample: Sequence[WholeRow], x_N: F64, likelier_N: F64, floor_rms: float) -> dict[str, Json]:
+    """First and last tokens that are off, beside the others about as likely; `likelier_N`: the likelier side's logp."""
     limit = max(END_FLOORS * floor_rms, END_NATS)
     inner_N = np.ones(len(x_N), np.bool_)
     ends_S = np.cumsum([len(row.engine_T) for row in sample])
     inner_N[ends_S - 1] = inner_N[np.append(0, ends_S[:-1])] = False
-    likelier_N = np.concatenate([np.maximum(row.engine_T, row.trainer_T) for row in sample])
     far_N = np.abs(x_N) > limit
     whole = float(far_N.mean())
     far_B, num_B = (

@@ -124,15 +124,16 @@ def _fallen(now: StepFacts, share: float) -> dict[str, Json]:
 
 def _frozen(history: Sequence[StepFacts]) -> dict[str, Json]:
     """No gradient though the learning rate is not 0, for longer than steps without one come by chance."""
-    still = [s["grad_norm"] <= FROZEN_NORM and s.get("lr", 1.0) != 0.0 for s in _with_norm(history)]
+    known = _with_norm(history)
+    still = [s["grad_norm"] <= FROZEN_NORM and s.get("lr", 1.0) != 0.0 for s in known]
     runs = [(value, len(list(run))) for value, run in groupby(still)]
     if not runs or not runs[-1][0]:
         return {}
     length = runs[-1][1]
     usual = (sum(still) - length + 1.0) / (len(still) - length + 2.0)
-    if length < GRADIENT_STEPS or usual**length > FROZEN_CHANCE:
+    if usual**length > FROZEN_CHANCE:
         return {}
-    return {"grad_norm": history[-1].scalars.get("grad_norm", 0.0), "steps": length}
+    return {"grad_norm": known[-1]["grad_norm"], "steps": length}
 
 
 def _non_finite_gradient(history: Sequence[StepFacts]) -> dict[str, Json]:
