@@ -59,3 +59,9 @@ def test_three_wild_tokens_among_a_mixture_of_experts_are_no_catastrophe():
     alarms = healthy.play(healthy.Healthy("spikes", "moe", 2057, num_steps=24))
 
     assert (alarms.findings, alarms.commands) == ([], [])
+
+
+def test_rows_that_hold_a_masked_span_are_off_for_that_and_not_for_a_wrong_label():
+    (plan,) = (plan for plan in plans() if plan.name == "masked_span-0.5-256x256-fp8-1126")
+
+    assert list(labelled.play(plan).outcome.kinds) == ["DATA/masked_span"]
